@@ -1,0 +1,1 @@
+//! Requests and answers as plain values, and the HTTP interface of a keeper.

@@ -1,0 +1,9 @@
+//! What a part of an experiment is, and the protocol between the parts and their coordinator.
+//!
+//! - [`part`]: the [`Part`] trait, and what a part hands over at the instant of a checkpoint
+//!
+//! This room does no I/O, starts no thread, reads no clock and knows neither QEMU nor the store.
+
+pub mod part;
+
+pub use part::{Captured, Failure, Note, Outcome, Part};

@@ -1,0 +1,65 @@
+//! A part of an experiment: whatever has a state that belongs to a checkpoint.
+
+use fermata_types::{PartKind, PartState};
+use std::error::Error;
+
+/// Why a part could not do its share. The coordinator adds which part and which phase.
+pub type Failure = Box<dyn Error + Send + Sync>;
+
+/// How a checkpoint ended for everybody.
+#[derive(Debug, Clone, Copy)]
+pub enum Outcome<'a> {
+    /// Every part was saved and the checkpoint is durable. This is what was kept of the part.
+    Permanent(&'a PartState),
+    /// Somebody failed. What this part noted still has to go into the next checkpoint.
+    Aborted,
+}
+
+/// A named duration, for the table of what a pause was spent on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Note {
+    /// What was done: `stop`, `scan`, `copy`, `devices`.
+    pub step: &'static str,
+    /// How long it took.
+    pub took: std::time::Duration,
+}
+
+/// What a part noted in the pause. It owns all it needs, so it is saved while the part runs on (or is gone).
+///
+/// `S` is where states are written, a store's writer.
+pub trait Captured<S: ?Sized>: Send {
+    /// Writes the noted state into the storage. Runs behind the guests, and may take its time.
+    fn save(self: Box<Self>, storage: &mut S) -> Result<PartState, Failure>;
+}
+
+/// A machine, a disk, a network or a process group.
+///
+/// One checkpoint calls, in this order: `prepare`, `freeze`, `capture`, `thaw`, [`Captured::save`], `settle`. Everything from `freeze` to `thaw`
+/// is the pause. After any failure `thaw` (if `freeze` was called) and `settle` are still called.
+pub trait Part<S: ?Sized>: Send {
+    /// The name of the part in its experiment.
+    fn name(&self) -> &str;
+
+    /// What the part is; decides its place in the order of freezing.
+    fn kind(&self) -> PartKind;
+
+    /// Does ahead of the pause, while the guests run, what makes the pause shorter.
+    fn prepare(&mut self, storage: &mut S) -> Result<(), Failure>;
+
+    /// Stops: from now to `thaw` the part's state does not change.
+    fn freeze(&mut self) -> Result<(), Failure>;
+
+    /// Takes note of the frozen state. No hashing, no store, no waiting for a disk in here.
+    fn capture(&mut self) -> Result<Box<dyn Captured<S>>, Failure>;
+
+    /// Goes on as if no time had passed.
+    fn thaw(&mut self) -> Result<(), Failure>;
+
+    /// Learns how the checkpoint ended.
+    fn settle(&mut self, outcome: Outcome<'_>);
+
+    /// What the last pause was spent on in this part.
+    fn notes(&self) -> Vec<Note> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,1 @@
+//! The branching disk and its vhost-user-blk server.

@@ -1,0 +1,1 @@
+//! Reads the specification of an experiment, builds its parts and coordinates them.

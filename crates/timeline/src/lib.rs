@@ -1,0 +1,1 @@
+//! Checkpoints as a tree: log, go to, fork, compare.

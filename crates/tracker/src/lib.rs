@@ -1,0 +1,1 @@
+//! Which pages of a guest's memory were written.

@@ -1,0 +1,1 @@
+//! QEMU machines: launch, device state, RAM capture and lazy restore.
