@@ -1,9 +1,12 @@
 //! What a part of an experiment is, and the protocol between the parts and their coordinator.
 //!
 //! - [`part`]: the [`Part`] trait, and what a part hands over at the instant of a checkpoint
+//! - [`protocol`]: who does what when, so that all parts commit or none does
 //!
 //! This room does no I/O, starts no thread, reads no clock and knows neither QEMU nor the store.
 
 pub mod part;
+pub mod protocol;
 
-pub use part::{Captured, Failure, Note, Outcome, Part};
+pub use part::{Captured, Failure, Note, Outcome, Part, Saved};
+pub use protocol::{Protocol, Step};

@@ -1,6 +1,6 @@
 //! A part of an experiment: whatever has a state that belongs to a checkpoint.
 
-use fermata_types::{PartKind, PartState};
+use fermata_types::{PageCounts, PartKind, PartState};
 use std::error::Error;
 
 /// Why a part could not do its share. The coordinator adds which part and which phase.
@@ -24,12 +24,21 @@ pub struct Note {
     pub took: std::time::Duration,
 }
 
+/// What became of a part in a checkpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Saved {
+    /// What the checkpoint keeps of the part.
+    pub state: PartState,
+    /// How its pages fell through the sieve: what it cost to keep it.
+    pub pages: PageCounts,
+}
+
 /// What a part noted in the pause. It owns all it needs, so it is saved while the part runs on (or is gone).
 ///
 /// `S` is where states are written, a store's writer.
 pub trait Captured<S: ?Sized>: Send {
     /// Writes the noted state into the storage. Runs behind the guests, and may take its time.
-    fn save(self: Box<Self>, storage: &mut S) -> Result<PartState, Failure>;
+    fn save(self: Box<Self>, storage: &mut S) -> Result<Saved, Failure>;
 }
 
 /// A machine, a disk, a network or a process group.

@@ -1,1 +1,25 @@
-//! Safe wrappers of the kernel interfaces that Fermata stands on.
+//! Safe wrappers of the kernel interfaces that Fermata stands on. The only room with `unsafe`.
+//!
+//! - [`userfault`]: userfaultfd: write-protection, and pages that come when they are touched
+//! - [`pagemap`]: `PAGEMAP_SCAN`: which pages of a process were written
+//! - [`maps`]: where a file is mapped in another process
+//! - [`memory_file`]: guest RAM as a file on tmpfs
+//! - [`launch`]: child processes that die with us, and descriptors they hand over
+//! - [`clock`], [`random`]: the only places where time and randomness come in
+//!
+//! It knows no guest, no page table of ours and no store.
+
+#![allow(unsafe_code)]
+
+pub mod clock;
+pub mod launch;
+pub mod maps;
+pub mod memory_file;
+pub mod pagemap;
+pub mod random;
+pub mod userfault;
+
+pub use launch::{Child, launch};
+pub use memory_file::MemoryFile;
+pub use pagemap::Pagemap;
+pub use userfault::{Fault, Installed, Userfault};

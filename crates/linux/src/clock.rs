@@ -1,0 +1,24 @@
+//! Clocks of the host.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The host's wall clock: nanoseconds since 1970, UTC.
+pub fn wall_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_nanos() as u64
+}
+
+/// Measures how long something takes, on the monotonic clock.
+#[derive(Debug, Clone, Copy)]
+pub struct Stopwatch(std::time::Instant);
+
+impl Stopwatch {
+    /// Starts now.
+    pub fn start() -> Self {
+        Self(std::time::Instant::now())
+    }
+
+    /// Time since the start.
+    pub fn elapsed(&self) -> Duration {
+        self.0.elapsed()
+    }
+}

@@ -1,0 +1,174 @@
+//! The guest agent: how commands get into a guest (QEMU guest agent protocol, `qga/qapi-schema.json`).
+//!
+//! We are connected only while somebody wants something: whether the host is connected is part of the guest's state.
+
+use crate::{Error, Result};
+use fermata_linux::clock::Stopwatch;
+use qapi::{Command, ExecuteError, Qga, Stream, qga};
+use std::{
+    io::{self, BufReader, BufWriter},
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    sync::Mutex,
+    time::Duration,
+};
+
+/// One answer of an agent that is there.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// One attempt to find out whether an agent is there.
+const KNOCK: Duration = Duration::from_millis(500);
+/// Between two questions whether a command ended.
+const POLL_MAX: Duration = Duration::from_millis(100);
+
+/// How a command in a guest ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Execution {
+    /// Its exit status; 128 and the signal when a signal ended it.
+    pub status: i32,
+    /// What it printed.
+    pub stdout: Vec<u8>,
+    /// What it complained about.
+    pub stderr: Vec<u8>,
+    /// The agent keeps 16 MiB of each at most; there was more.
+    pub truncated: bool,
+}
+
+type Connection = Qga<Stream<BufReader<UnixStream>, BufWriter<UnixStream>>>;
+
+/// The guest agent of one machine. Several commands may run at once.
+pub struct Agent {
+    machine: String,
+    socket: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    connection: Option<Connection>,
+    users: usize,
+    syncs: i32,
+}
+
+impl Agent {
+    pub(crate) fn new(machine: String, socket: PathBuf) -> Self {
+        Self { machine, socket, state: Mutex::default() }
+    }
+
+    /// Runs a command in the guest and waits for its end. A guest whose agent does not answer yet is waited for.
+    pub fn execute(&self, command: &[String], input: Option<&[u8]>, wait: Duration) -> Result<Execution> {
+        let [path, arguments @ ..] = command else { return Err(self.failed("no command given")) };
+        let _user = User::enter(self);
+        self.reach(wait)?;
+        let process = self.ask(&qga::guest_exec {
+            path: path.clone(),
+            arg: Some(arguments.to_vec()),
+            env: None,
+            input_data: input.map(<[u8]>::to_vec),
+            capture_output: Some(qga::GuestExecCaptureOutput::flag(true)),
+        })?;
+        let mut pause = Duration::from_millis(2);
+        loop {
+            let status = self.ask(&qga::guest_exec_status { pid: process.pid })?;
+            if status.exited {
+                return Ok(execution(status));
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(POLL_MAX);
+        }
+    }
+
+    /// Waits until the agent answers.
+    fn reach(&self, wait: Duration) -> Result<()> {
+        let waited = Stopwatch::start();
+        loop {
+            let mut state = self.state.lock().expect("nobody panics with the lock");
+            if state.connection.is_some() {
+                return Ok(());
+            }
+            state.syncs = (state.syncs + 1) & 0x7fff_ffff;
+            match self.connect(state.syncs) {
+                Ok(connection) => {
+                    state.connection = Some(connection);
+                    return Ok(());
+                }
+                Err(error) if waited.elapsed() >= wait => return Err(self.silent(&error)),
+                Err(_) => {}
+            }
+            drop(state);
+            std::thread::sleep(POLL_MAX);
+        }
+    }
+
+    fn connect(&self, sync: i32) -> Result<Connection, ExecuteError> {
+        let stream = UnixStream::connect(&self.socket)?;
+        stream.set_read_timeout(Some(KNOCK))?;
+        stream.set_write_timeout(Some(KNOCK))?;
+        let patient = stream.try_clone()?;
+        let mut connection = Qga::new(Stream::new(BufReader::new(stream.try_clone()?), BufWriter::new(stream)));
+        connection.write_command(&qga::guest_sync { id: sync.into() })?;
+        // What an earlier conversation left behind comes first.
+        while !matches!(connection.read_response::<qga::guest_sync>(), Ok(id) if id == i64::from(sync)) {
+            if connection.inner().get_ref_read().buffer().is_empty() {
+                return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+            }
+        }
+        patient.set_read_timeout(Some(PATIENCE))?;
+        patient.set_write_timeout(Some(PATIENCE))?;
+        Ok(connection)
+    }
+
+    fn ask<C: Command>(&self, command: &C) -> Result<C::Ok> {
+        let mut state = self.state.lock().expect("nobody panics with the lock");
+        let Some(connection) = state.connection.as_mut() else {
+            return Err(self.failed("the connection to the guest agent broke"));
+        };
+        match connection.execute(command) {
+            Ok(answer) => Ok(answer),
+            Err(ExecuteError::Qapi(refusal)) => Err(self.failed(&format!("the guest refused: {}", refusal.desc))),
+            Err(ExecuteError::Io(error)) => {
+                state.connection = None;
+                Err(self.silent(&error.into()))
+            }
+        }
+    }
+
+    fn silent(&self, error: &ExecuteError) -> Error {
+        self.failed(&format!(
+            "the guest agent does not answer ({error}). The guest may still be booting (`fermata console` shows it), or lack the package qemu-guest-agent"
+        ))
+    }
+
+    fn failed(&self, message: &str) -> Error {
+        Error::Agent { machine: self.machine.clone(), message: message.to_owned() }
+    }
+}
+
+/// Somebody who needs the connection; the last one closes it.
+struct User<'a>(&'a Agent);
+
+impl<'a> User<'a> {
+    fn enter(agent: &'a Agent) -> Self {
+        agent.state.lock().expect("nobody panics with the lock").users += 1;
+        Self(agent)
+    }
+}
+
+impl Drop for User<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock().expect("nobody panics with the lock");
+        state.users -= 1;
+        if state.users == 0 {
+            state.connection = None;
+        }
+    }
+}
+
+fn execution(status: qga::GuestExecStatus) -> Execution {
+    let truncated = status.out_truncated == Some(true) || status.err_truncated == Some(true);
+    Execution {
+        status: status.exitcode.or(status.signal.map(|signal| 128 + signal)).unwrap_or(-1) as i32,
+        stdout: status.out_data.unwrap_or_default(),
+        stderr: status.err_data.unwrap_or_default(),
+        truncated,
+    }
+}

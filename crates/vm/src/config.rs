@@ -1,0 +1,215 @@
+//! What a machine is, and the QEMU command line that makes it.
+
+use serde::{Deserialize, Serialize};
+use std::{ffi::OsString, path::{Path, PathBuf}};
+
+/// What executes the guest's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Accel {
+    /// The processor's own virtualization.
+    Kvm,
+    /// QEMU's translator.
+    Tcg,
+}
+
+impl Accel {
+    /// KVM where the processor has it and we may use it, TCG otherwise. `/dev/kvm` alone proves nothing: it may be there on a host whose processor
+    /// cannot run a stock kernel under it.
+    pub fn auto() -> Self {
+        let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let virtualizes = flags.split_ascii_whitespace().any(|flag| flag == "vmx" || flag == "svm");
+        let usable = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+        if virtualizes && usable { Self::Kvm } else { Self::Tcg }
+    }
+}
+
+/// Everything that QEMU must be told to make the same machine again. Kept with each checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineConfig {
+    /// The machine's name in its experiment.
+    pub name: String,
+    /// RAM in bytes.
+    pub memory: u64,
+    /// Virtual processors.
+    pub cpus: u32,
+    /// What executes it.
+    pub accel: Accel,
+    /// QEMU's CPU model.
+    pub cpu: String,
+    /// QEMU's machine type. A checkpoint names the version (`pc-q35-7.2`), so that another QEMU makes the same one.
+    pub machine_type: String,
+    /// Linux kernel to boot directly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<PathBuf>,
+    /// Its initial RAM disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initrd: Option<PathBuf>,
+    /// Its command line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cmdline: Option<String>,
+    /// One instruction, one tick; nothing random, nothing from outside.
+    #[serde(default)]
+    pub deterministic: bool,
+    /// How many disks it has.
+    pub disks: u32,
+}
+
+/// Virtual nanoseconds an instruction takes in a deterministic machine: 2 to this power.
+pub(crate) const ICOUNT_SHIFT: u32 = 3;
+
+/// The directory of one QEMU process: its sockets, its RAM, its logs.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// Mode 0700, on tmpfs.
+    pub directory: PathBuf,
+}
+
+impl Place {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Where the vhost-user-blk server of a disk listens.
+    pub fn disk_socket(&self, disk: u32) -> PathBuf {
+        self.file(&format!("disk{disk}.sock"))
+    }
+
+    /// The serial console.
+    pub fn console_socket(&self) -> PathBuf {
+        self.file("console.sock")
+    }
+
+    /// What the serial console printed.
+    pub fn console_log(&self) -> PathBuf {
+        self.file("console.log")
+    }
+
+    pub(crate) fn agent_socket(&self) -> PathBuf {
+        self.file("agent.sock")
+    }
+
+    pub(crate) fn monitor_socket(&self) -> PathBuf {
+        self.file("qmp.sock")
+    }
+
+    pub(crate) fn ram(&self) -> PathBuf {
+        self.file("ram")
+    }
+
+    pub(crate) fn log(&self) -> PathBuf {
+        self.file("qemu.log")
+    }
+
+    pub(crate) fn device_state(&self) -> PathBuf {
+        self.file("devices")
+    }
+
+    pub(crate) fn shim(&self) -> PathBuf {
+        self.file("shim.so")
+    }
+}
+
+/// How a QEMU process begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// Paused before the guest's first instruction.
+    Boot,
+    /// Waiting for a device state.
+    Incoming,
+}
+
+/// QEMU's arguments (qemu-system-x86_64(1)).
+pub(crate) fn arguments(config: &MachineConfig, place: &Place, start: Start) -> Vec<OsString> {
+    let mut line = Line::default();
+    let path = |path: &Path| escape(&path.to_string_lossy());
+    line.add("-name", format!("{},debug-threads=on", config.name));
+    line.flag("-nodefaults").flag("-no-user-config").flag("-S");
+    line.add("-display", "none").add("-vga", "none");
+    line.add("-machine", format!("{},memory-backend=ram", config.machine_type));
+    line.add("-m", format!("size={}B", config.memory));
+    line.add("-object", format!("memory-backend-file,id=ram,mem-path={},size={}B,share=on", path(&place.ram()), config.memory));
+    line.add("-smp", config.cpus.to_string());
+    line.add("-cpu", &config.cpu);
+    line.add("-accel", match config.accel {
+        Accel::Kvm => "kvm",
+        Accel::Tcg => "tcg",
+    });
+    clocks(&mut line, config);
+    // The guest's power-off pauses it: its last state can still be looked at and checkpointed.
+    line.add("-action", "shutdown=pause");
+    // xen-save-devices-state writes no configuration section.
+    line.add("-global", "migration.send-configuration=off");
+    line.add("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
+    line.add("-chardev", format!("socket,id=qmp,path={},server=on,wait=off", path(&place.monitor_socket())));
+    line.add("-mon", "chardev=qmp,mode=control");
+    line.add(
+        "-chardev",
+        format!(
+            "socket,id=console,path={},server=on,wait=off,logfile={},logappend=on",
+            path(&place.console_socket()),
+            path(&place.console_log())
+        ),
+    );
+    line.add("-serial", "chardev:console");
+    if let Some(kernel) = &config.kernel {
+        line.add("-kernel", kernel);
+    }
+    if let Some(initrd) = &config.initrd {
+        line.add("-initrd", initrd);
+    }
+    if let Some(cmdline) = &config.cmdline {
+        line.add("-append", cmdline);
+    }
+    if !config.deterministic {
+        devices(&mut line, config, place);
+    }
+    if start == Start::Incoming {
+        line.add("-incoming", "defer");
+    }
+    line.0
+}
+
+/// All clocks of the guest run on virtual time, which stands still in a pause.
+fn clocks(line: &mut Line, config: &MachineConfig) {
+    if config.deterministic {
+        line.add("-icount", format!("shift={ICOUNT_SHIFT},align=off,sleep=off"));
+        line.add("-rtc", "base=2026-01-01T00:00:00,clock=vm").add("-seed", "1");
+    } else {
+        line.add("-rtc", "base=utc,clock=vm");
+    }
+}
+
+/// What connects the machine to the world outside it. A deterministic machine has none of it.
+fn devices(line: &mut Line, config: &MachineConfig, place: &Place) {
+    line.add("-device", "vmgenid,guid=auto");
+    line.add("-device", "virtio-serial-pci,id=serial");
+    line.add("-chardev", format!("socket,id=agent,path={},server=on,wait=off", escape(&place.agent_socket().to_string_lossy())));
+    line.add("-device", "virtserialport,bus=serial.0,chardev=agent,name=org.qemu.guest_agent.0");
+    for disk in 0..config.disks {
+        let socket = escape(&place.disk_socket(disk).to_string_lossy());
+        line.add("-chardev", format!("socket,id=disk{disk},path={socket}"));
+        line.add("-device", format!("vhost-user-blk-pci,chardev=disk{disk},num-queues=1,bootindex={disk}"));
+    }
+}
+
+#[derive(Default)]
+struct Line(Vec<OsString>);
+
+impl Line {
+    fn add(&mut self, option: &str, value: impl Into<OsString>) -> &mut Self {
+        self.0.push(option.into());
+        self.0.push(value.into());
+        self
+    }
+
+    fn flag(&mut self, option: &str) -> &mut Self {
+        self.0.push(option.into());
+        self
+    }
+}
+
+/// A comma inside a value is written twice in QEMU's option syntax.
+fn escape(value: &str) -> String {
+    value.replace(',', ",,")
+}

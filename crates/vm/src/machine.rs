@@ -1,0 +1,319 @@
+//! One QEMU process and the guest in it.
+//!
+//! ```text
+//!   boot ──> paused ──run──> running ──stop──> paused ...
+//!   spare ──restore──> paused                            any state ──(guest powers off)──> off
+//! ```
+
+use crate::{
+    Agent, Error, Result,
+    config::{Accel, MachineConfig, Place, Start, arguments},
+    device_state,
+    monitor::Monitor,
+    pager::{Pager, Paging},
+};
+use fermata_linux::{Child, MemoryFile, Userfault, clock::Stopwatch, launch};
+use fermata_store::Store;
+use fermata_tracker::{ScanTracker, Tracker};
+use fermata_types::{PAGE_SIZE, PageNumber, PageSet, Root};
+use qapi::qmp;
+use std::{
+    env,
+    fs::{self, File},
+    io::Write,
+    net::Shutdown,
+    ops::Range,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    process::{Command, Stdio},
+    sync::{Arc, Mutex, OnceLock},
+    time::Duration,
+};
+
+static SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim.so"));
+
+/// Longest time for the shim to hand over, and for a device state to be loaded.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a machine does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Status {
+    /// The guest runs.
+    Running,
+    /// Stopped by us.
+    Paused,
+    /// The guest powered itself off. Its last state is still there.
+    Off,
+    /// QEMU is gone, and why.
+    Gone(String),
+}
+
+/// What a machine gets back into it.
+pub struct Restore<'a> {
+    /// Where the pages are.
+    pub store: &'a Store,
+    /// The RAM.
+    pub ram: Root,
+    /// The device state.
+    pub devices: &'a [u8],
+    /// Load every page before the guest runs.
+    pub eager: bool,
+    /// Let the guest see a new VM generation id, on which it reseeds its random numbers; otherwise it sees nothing.
+    pub fresh_randomness: bool,
+}
+
+/// A machine. Dropping it ends QEMU and removes its RAM.
+pub struct Machine {
+    config: MachineConfig,
+    place: Place,
+    child: Arc<Child>,
+    monitor: Monitor,
+    ram: Arc<MemoryFile>,
+    memory: Range<u64>,
+    userfault: Arc<Userfault>,
+    tracker: Mutex<Box<dyn Tracker>>,
+    pager: OnceLock<Pager>,
+    agent: Agent,
+}
+
+impl Machine {
+    /// Starts a machine that is about to boot, paused. The disks' servers must be listening.
+    ///
+    /// Also returns the pages that hold something before the guest's first instruction.
+    pub fn boot(config: MachineConfig, place: Place) -> Result<(Self, PageSet)> {
+        let machine = Self::start(config, place, Start::Boot)?;
+        let mut loaded = PageSet::new();
+        for (from, to) in machine.ram.populated().map_err(machine.ram_failed("reading the extents of"))? {
+            loaded.insert_range((from / PAGE_SIZE as u64) as u32..to.div_ceil(PAGE_SIZE as u64) as u32);
+        }
+        Ok((machine, loaded))
+    }
+
+    /// Starts a machine that waits, empty, for a state to be restored into it.
+    pub fn spare(config: MachineConfig, place: Place) -> Result<Self> {
+        Self::start(config, place, Start::Incoming)
+    }
+
+    fn start(config: MachineConfig, place: Place, start: Start) -> Result<Self> {
+        let name = config.name.clone();
+        let failed = |what, path: &std::path::Path| {
+            let path = path.to_owned();
+            move |source| Error::Io { what, path, source }
+        };
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&place.directory).map_err(failed("making", &place.directory))?;
+        write_private(&place.shim(), SHIM).map_err(failed("writing", &place.shim()))?;
+        let ram = MemoryFile::create(&place.ram(), config.memory).map_err(failed("making guest memory in", &place.ram()))?;
+        let child = Arc::new(spawn(&config, &place, start)?);
+        let (how, descriptor) = child.receive_descriptor(PATIENCE).map_err(|error| no_userfaultfd(&name, &place, &child, &error))?;
+        let userfault = Userfault::new(descriptor).map_err(|error| unsupported(&name, &format!("asynchronous write-protection ({error}): Linux 6.7 or newer is needed")))?;
+        let monitor = Monitor::connect(&name, &place.monitor_socket(), place.log(), child.clone())?;
+        if how == b'u' && config.accel == Accel::Kvm {
+            return Err(unsupported(&name, "a full userfaultfd, which KVM needs: run `sysctl vm.unprivileged_userfaultfd=1` or give access to /dev/userfaultfd"));
+        }
+        let base = fermata_linux::maps::address_of(child.pid(), ram.path(), config.memory)
+            .map_err(failed("looking for the mapping of", ram.path()))?
+            .ok_or_else(|| monitor.gone("did not map the guest memory"))?;
+        let memory = base..base + config.memory;
+        let userfault = Arc::new(userfault);
+        if start == Start::Incoming {
+            // QEMU has loaded its firmware into the RAM; what the guest had there comes from the checkpoint.
+            ram.clear().map_err(failed("emptying", ram.path()))?;
+        }
+        userfault.register(memory.clone(), start == Start::Incoming).map_err(failed("watching", ram.path()))?;
+        let tracker = ScanTracker::new(child.pid(), memory.clone(), userfault.clone())?;
+        let agent = Agent::new(name, place.agent_socket());
+        let tracker = Mutex::new(Box::new(tracker) as Box<dyn Tracker>);
+        Ok(Self { config, place, child, monitor, ram: Arc::new(ram), memory, userfault, tracker, pager: OnceLock::new(), agent })
+    }
+
+    /// What it is.
+    pub fn config(&self) -> &MachineConfig {
+        &self.config
+    }
+
+    /// Where it lives.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Process id of QEMU.
+    pub fn pid(&self) -> u32 {
+        self.child.pid()
+    }
+
+    /// The guest's memory, as it is now. Pages not yet restored read as zeros: see [`Machine::paging`].
+    pub fn ram(&self) -> &MemoryFile {
+        &self.ram
+    }
+
+    /// The guest agent.
+    pub fn agent(&self) -> &Agent {
+        &self.agent
+    }
+
+    /// The name that QEMU gives its machine type when asked for an alias such as `q35`.
+    pub fn machine_type(&self) -> Result<String> {
+        let kind = self.monitor.run(&qmp::qom_get { path: "/machine".into(), property: "type".into() })?;
+        let kind = kind.as_str().and_then(|kind| kind.strip_suffix("-machine"));
+        Ok(kind.unwrap_or(&self.config.machine_type).to_owned())
+    }
+
+    /// Lets the guest run.
+    pub fn run(&self) -> Result<()> {
+        self.monitor.run(&qmp::cont {})?;
+        Ok(())
+    }
+
+    /// Stops the guest: no instruction, no device, no clock goes on.
+    pub fn stop(&self) -> Result<()> {
+        self.monitor.run(&qmp::stop {})?;
+        Ok(())
+    }
+
+    /// What it does now.
+    pub fn status(&self) -> Status {
+        if let Some(failure) = self.paging().and_then(|paging| paging.failure) {
+            return Status::Gone(failure);
+        }
+        match self.monitor.run(&qmp::query_status {}) {
+            Ok(info) => match info.status {
+                qmp::RunState::running => Status::Running,
+                qmp::RunState::shutdown | qmp::RunState::guest_panicked => Status::Off,
+                _ => Status::Paused,
+            },
+            Err(error) => Status::Gone(error.to_string()),
+        }
+    }
+
+    /// Pages written by the guest and by QEMU since the last call. For one instant of all of them the machine must be stopped.
+    pub fn take_written(&self) -> Result<PageSet> {
+        Ok(self.tracker.lock().expect("nobody panics with the lock").take()?)
+    }
+
+    /// The state of the stopped machine's devices, as QEMU writes it.
+    pub fn device_state(&self) -> Result<Vec<u8>> {
+        let path = self.place.device_state();
+        // live: false leaves the machine stopped, and its clocks as they are.
+        self.monitor.run(&qmp::xen_save_devices_state { filename: path.to_string_lossy().into_owned(), live: Some(false) })?;
+        fs::read(&path).map_err(|source| Error::Io { what: "reading the device state", path, source })
+    }
+
+    /// Puts a state into a spare machine and leaves it paused.
+    ///
+    /// Returns the pages in which its RAM differs from the checkpoint's: none, but for what fresh randomness changes.
+    pub fn restore(&self, state: &Restore<'_>) -> Result<PageSet> {
+        let corrupt = |message: &str| Error::Corrupt { machine: self.config.name.clone(), message: message.to_owned() };
+        if !device_state::is_plausible(state.devices) {
+            return Err(corrupt("the checkpoint's device state does not begin like one"));
+        }
+        if state.ram.pages * PAGE_SIZE as u64 != self.config.memory {
+            return Err(corrupt("the checkpoint's RAM is of another size than the machine's"));
+        }
+        let mut pager =
+            Pager::start(state.store.clone(), state.ram, self.ram.clone(), self.userfault.clone(), self.memory.start, self.child.clone());
+        if state.eager {
+            pager.fill()?;
+        }
+        self.load_devices(state.devices)?;
+        let mut differing = self.take_written()?;
+        if !state.fresh_randomness {
+            self.undo(&differing, state)?;
+            differing.clear();
+        }
+        if !state.eager {
+            pager.fill_behind();
+        }
+        self.pager.set(pager).map_err(|_| corrupt("this machine already got a state"))?;
+        Ok(differing)
+    }
+
+    /// The socket that is QEMU's descriptor 0 is the way in for the migration stream.
+    fn load_devices(&self, devices: &[u8]) -> Result<()> {
+        self.monitor.run(&qmp::migrate_incoming { uri: Some("fd:0".into()), channels: None, exit_on_error: None })?;
+        let broken = |_| self.monitor.gone("did not take the device state");
+        (&self.child.channel).write_all(devices).map_err(broken)?;
+        self.child.channel.shutdown(Shutdown::Write).map_err(broken)?;
+        let waited = Stopwatch::start();
+        while self.monitor.run(&qmp::query_status {})?.status == qmp::RunState::inmigrate {
+            if waited.elapsed() > PATIENCE {
+                return Err(self.monitor.gone("does not answer the device state"));
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Ok(())
+    }
+
+    /// Takes back what QEMU wrote into the guest while it loaded: the VM generation id of this process, and the event that announces it.
+    fn undo(&self, written: &PageSet, state: &Restore<'_>) -> Result<()> {
+        for page in written {
+            let mut content = [0; PAGE_SIZE];
+            if let Some(name) = state.store.lookup(&state.ram, page)? {
+                state.store.read_page(&name, &mut content)?;
+            }
+            self.ram.write_at(u64::from(page) * PAGE_SIZE as u64, &content).map_err(self.ram_failed("writing"))?;
+        }
+        if !self.config.deterministic {
+            // GPE 5 of the ICH9's first status byte: written with one, it is cleared (ACPI specification, 4.8.4.1).
+            self.monitor.run(&qmp::human_monitor_command { command_line: "o /b 0x620 0x20".into(), cpu_index: None })?;
+        }
+        Ok(())
+    }
+
+    /// How far a lazy restore is; none for a machine that booted.
+    pub fn paging(&self) -> Option<Paging> {
+        self.pager.get().map(Pager::paging)
+    }
+
+    /// Brings in pages that a device backend is about to touch through its own mapping.
+    pub fn bring_in(&self, first: PageNumber, pages: u32) -> std::io::Result<()> {
+        self.pager.get().map_or(Ok(()), |pager| pager.bring_in(first, pages))
+    }
+
+    /// Ends QEMU at once.
+    pub fn kill(&self) {
+        self.child.kill();
+    }
+
+    fn ram_failed(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
+        let path = self.ram.path().to_owned();
+        move |source| Error::Io { what, path, source }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.child.kill();
+        let _ = fs::remove_dir_all(&self.place.directory);
+    }
+}
+
+/// The QEMU that is run: `$FERMATA_QEMU`, else the one on the path.
+pub fn qemu_program() -> String {
+    env::var("FERMATA_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
+}
+
+fn spawn(config: &MachineConfig, place: &Place, start: Start) -> Result<Child> {
+    let program = qemu_program();
+    let log = File::create(place.log()).map_err(|source| Error::Io { what: "making", path: place.log(), source })?;
+    let mut command = Command::new(&program);
+    command.args(arguments(config, place, start)).env("LD_PRELOAD", place.shim());
+    command.stdout(Stdio::null()).stderr(log);
+    launch(command).map_err(|source| Error::NoQemu { machine: config.name.clone(), program, source })
+}
+
+fn write_private(path: &std::path::Path, content: &[u8]) -> std::io::Result<()> {
+    fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o700).open(path)?.write_all(content)
+}
+
+fn unsupported(machine: &str, what: &str) -> Error {
+    Error::Unsupported { machine: machine.to_owned(), message: format!("this host lacks {what}; `fermata doctor` tells more") }
+}
+
+fn no_userfaultfd(machine: &str, place: &Place, child: &Child, error: &std::io::Error) -> Error {
+    match child.ended() {
+        Some(status) => {
+            let log = fs::read_to_string(place.log()).unwrap_or_default().lines().last().unwrap_or_default().to_owned();
+            Error::Gone { machine: machine.to_owned(), how: format!("ended at once: {status}"), log }
+        }
+        None => unsupported(machine, &format!("userfaultfd in QEMU ({error})")),
+    }
+}

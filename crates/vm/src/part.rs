@@ -1,0 +1,269 @@
+//! A machine as a part of an experiment: its RAM and devices at one instant.
+//!
+//! Before the pause, pages written since the last checkpoint are copied while the guest runs ("pre-copy", Elnozahy 1992, section 2.1), many of them going
+//! straight to the store, and only those written again meanwhile are copied in the pause. So the pause holds: stop, scan, a few pages, device state, go on.
+
+use crate::{Error, Machine, MachineConfig, Result, Status, device_state, staging::Staging};
+use fermata_checkpoint::{Captured, Failure, Note, Outcome, Part, Saved};
+use fermata_linux::clock::Stopwatch;
+use fermata_store::{Class, Writer};
+use fermata_types::{MachineId, PAGE_SIZE, PageBuf, PageCounts, PageName, PageNumber, PageSet, PartKind, PartState, Root, VirtualTime, ZERO_PAGE};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// The page table of a machine's RAM in its [`PartState`].
+pub const RAM: &str = "ram";
+/// The blob of a machine's devices in its [`PartState`].
+pub const DEVICES: &str = "devices";
+
+/// With more pages than this to copy, they go to the store ahead of the pause instead of into memory.
+const STAGED_PAGES_MAX: u64 = 16 * 1024;
+/// Pages sent to the store at a time.
+const BATCH_PAGES: usize = 1024;
+/// As few pages as this may be left for the pause.
+const LEFT_PAGES: u64 = 128;
+/// Rounds of copying ahead, at most; a guest that writes faster than we copy is not chased for ever.
+const ROUNDS_MAX: usize = 6;
+
+/// What a checkpoint keeps of a machine besides its RAM and devices.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MachineDetails {
+    /// How to make the machine again.
+    pub config: MachineConfig,
+    /// Which machine it is.
+    pub id: MachineId,
+    /// Its virtual time at the checkpoint.
+    pub time_virtual: VirtualTime,
+    /// Whether the guest had powered itself off.
+    pub off: bool,
+}
+
+/// Where else pages of a guest's memory are written: device backends outside QEMU.
+pub trait OtherWriters: Send + Sync {
+    /// Pages written since the last call.
+    fn take_written(&self) -> PageSet;
+}
+
+/// A running machine, ready to be checkpointed.
+pub struct MachinePart {
+    machine: Arc<Machine>,
+    id: MachineId,
+    config: MachineConfig,
+    writers: Vec<Arc<dyn OtherWriters>>,
+    /// The RAM at the last permanent checkpoint.
+    base: Root,
+    /// Pages that differ from `base` and that the tracker will not name again.
+    owed: PageSet,
+    ahead: BTreeMap<PageNumber, (PageName, Class)>,
+    staging: Staging,
+    /// All pages of the checkpoint under way.
+    taken: PageSet,
+    /// What the machine did before it was frozen.
+    before: Status,
+    notes: Vec<Note>,
+}
+
+impl MachinePart {
+    /// A machine whose RAM is `base` but for the pages that it `owes`.
+    pub fn new(machine: Arc<Machine>, id: MachineId, base: Root, owed: PageSet, writers: Vec<Arc<dyn OtherWriters>>) -> Result<Self> {
+        let config = MachineConfig { machine_type: machine.machine_type()?, ..machine.config().clone() };
+        Ok(Self {
+            machine,
+            id,
+            config,
+            writers,
+            base,
+            owed,
+            ahead: BTreeMap::new(),
+            staging: Staging::default(),
+            taken: PageSet::new(),
+            before: Status::Paused,
+            notes: Vec::new(),
+        })
+    }
+
+    /// What was written since we last asked, by whomever.
+    fn written(&mut self) -> Result<PageSet> {
+        let mut pages = self.machine.take_written()?;
+        for writer in &self.writers {
+            pages |= writer.take_written();
+        }
+        self.taken |= &pages;
+        Ok(pages)
+    }
+
+    fn copy(&mut self, pages: &PageSet) -> Result<()> {
+        let ram = self.machine.ram();
+        self.staging.copy(ram, pages).map_err(|source| Error::Io { what: "copying pages of", path: ram.path().to_owned(), source })
+    }
+
+    /// Sends pages to the store while the guest runs. One that is written meanwhile shows up again and is sent or copied again.
+    fn send_ahead(&mut self, pages: &PageSet, storage: &mut Writer) -> Result<()> {
+        let pages: Vec<_> = pages.iter().collect();
+        for batch in pages.chunks(BATCH_PAGES) {
+            let mut copies = Staging::default();
+            let ram = self.machine.ram();
+            copies
+                .copy(ram, &batch.iter().copied().collect())
+                .map_err(|source| Error::Io { what: "copying pages of", path: ram.path().to_owned(), source })?;
+            for (page, content) in copies.iter() {
+                self.ahead.insert(page, storage.put_page(content)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn prepare_rounds(&mut self, storage: &mut Writer) -> Result<()> {
+        let mut pages = std::mem::take(&mut self.owed);
+        self.taken |= &pages;
+        for _ in 0..ROUNDS_MAX {
+            pages |= self.written()?;
+            if pages.len() > STAGED_PAGES_MAX {
+                self.send_ahead(&pages, storage)?;
+            } else {
+                self.copy(&pages)?;
+                if pages.len() <= LEFT_PAGES {
+                    break;
+                }
+            }
+            pages.clear();
+        }
+        self.staging.reserve(LEFT_PAGES as usize * 8);
+        Ok(())
+    }
+
+    fn timed<T>(&mut self, step: &'static str, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let watch = Stopwatch::start();
+        let result = work(self);
+        self.notes.push(Note { step, took: watch.elapsed() });
+        result
+    }
+}
+
+impl Part<Writer> for MachinePart {
+    fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    fn kind(&self) -> PartKind {
+        PartKind::Machine
+    }
+
+    fn prepare(&mut self, storage: &mut Writer) -> Result<(), Failure> {
+        self.notes.clear();
+        self.ahead.clear();
+        self.taken.clear();
+        self.staging = Staging::default();
+        Ok(self.prepare_rounds(storage)?)
+    }
+
+    fn freeze(&mut self) -> Result<(), Failure> {
+        match self.machine.status() {
+            Status::Gone(why) => return Err(why.into()),
+            status => self.before = status,
+        }
+        if self.before == Status::Running {
+            self.timed("stop", |part| part.machine.stop())?;
+        }
+        Ok(())
+    }
+
+    fn capture(&mut self) -> Result<Box<dyn Captured<Writer>>, Failure> {
+        let pages = self.timed("scan", Self::written)?;
+        self.timed("copy", |part| part.copy(&pages))?;
+        let devices = self.timed("devices", |part| part.machine.device_state())?;
+        Ok(Box::new(CapturedMachine {
+            config: self.config.clone(),
+            id: self.id,
+            off: self.before == Status::Off,
+            base: self.base,
+            ahead: std::mem::take(&mut self.ahead),
+            staging: std::mem::take(&mut self.staging),
+            devices,
+        }))
+    }
+
+    fn thaw(&mut self) -> Result<(), Failure> {
+        if std::mem::replace(&mut self.before, Status::Paused) == Status::Running {
+            self.timed("resume", |part| part.machine.run())?;
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, outcome: Outcome<'_>) {
+        match outcome {
+            Outcome::Permanent(state) => self.base = state.tables.get(RAM).copied().unwrap_or(self.base),
+            Outcome::Aborted => self.owed |= &self.taken,
+        }
+        self.taken.clear();
+        self.ahead.clear();
+        self.staging = Staging::default();
+    }
+
+    fn notes(&self) -> Vec<Note> {
+        self.notes.clone()
+    }
+}
+
+struct CapturedMachine {
+    config: MachineConfig,
+    id: MachineId,
+    off: bool,
+    base: Root,
+    ahead: BTreeMap<PageNumber, (PageName, Class)>,
+    staging: Staging,
+    devices: Vec<u8>,
+}
+
+impl Captured<Writer> for CapturedMachine {
+    fn save(mut self: Box<Self>, storage: &mut Writer) -> Result<Saved, Failure> {
+        for (page, content) in self.staging.iter() {
+            self.ahead.insert(page, storage.put_page(content)?);
+        }
+        if self.devices.len() as u64 > device_state::BYTES_MAX {
+            return Err(self.corrupt("the device state is larger than any we know").into());
+        }
+        let time_virtual = device_state::virtual_time(&self.devices, self.config.deterministic)
+            .ok_or_else(|| self.corrupt("QEMU wrote a device state without a clock"))?;
+        let changes: Vec<_> = self.ahead.iter().map(|(page, (name, _))| (*page, (*name != ZERO_PAGE).then_some(*name))).collect();
+        let ram = storage.update_table(&self.base, &changes)?;
+        let devices = storage.put_blob(&self.devices)?;
+        let pages = self.counts();
+        let details = MachineDetails { id: self.id, time_virtual, off: self.off, config: self.config };
+        let state = PartState {
+            name: details.config.name.clone(),
+            kind: PartKind::Machine,
+            tables: BTreeMap::from([(RAM.to_owned(), ram)]),
+            blobs: BTreeMap::from([(DEVICES.to_owned(), devices)]),
+            details: serde_json::to_value(&details)?,
+        };
+        Ok(Saved { state, pages })
+    }
+}
+
+impl CapturedMachine {
+    fn counts(&self) -> PageCounts {
+        let mut counts = PageCounts::default();
+        for (_, class) in self.ahead.values() {
+            match class {
+                Class::Zero => counts.zero += 1,
+                Class::OnDisk => counts.on_disk += 1,
+                Class::Known => counts.known += 1,
+                Class::New => counts.new += 1,
+            }
+        }
+        counts.unchanged = self.base.pages - counts.written();
+        counts
+    }
+
+    fn corrupt(&self, message: &str) -> Error {
+        Error::Corrupt { machine: self.config.name.clone(), message: message.to_owned() }
+    }
+}
+
+/// Pages in a machine of this much RAM.
+pub fn ram_pages(config: &MachineConfig) -> u64 {
+    config.memory / size_of::<PageBuf>() as u64
+}
+
+const _: () = assert!(size_of::<PageBuf>() == PAGE_SIZE);
