@@ -1,1 +1,23 @@
-//! Requests and answers as plain values, and the HTTP interface of a keeper.
+//! What the doors need: requests and answers as plain values, and who fulfils them.
+//!
+//! - [`values`]: the values. `--json` prints them and the HTTP interface carries them
+//! - [`service`]: what a keeper offers, as a trait
+//! - [`server`], [`client`]: the same over HTTP/1.1 on a Unix socket
+//! - [`local`]: what needs no keeper: the store's history, who keeps what on this host, and starting a keeper
+//! - [`doctor`]: what this host can and cannot do
+//! - [`spec`]: the specification of an experiment, handed through to the doors
+//!
+//! It knows no command line and no terminal, and decides nothing about checkpoints.
+
+pub mod client;
+pub mod doctor;
+pub mod local;
+pub mod server;
+pub mod service;
+pub mod values;
+
+pub use client::Client;
+pub use fermata_experiment::spec;
+pub use fermata_types as types;
+pub use server::Server;
+pub use service::{EXEC_INPUT_BYTES_MAX, Service};

@@ -1,1 +1,45 @@
-//! The branching disk and its vhost-user-blk server.
+//! Disks: golden images, branches above them, and the server through which a guest reaches them.
+//!
+//! - [`golden`]: immutable images outside the store, raw or qcow2, and their names
+//! - [`overlay`]: the branching disk: image, page table, and what this run wrote
+//! - [`cut`]: what was written between two instants, and how it is saved
+//! - `map`: where each block lies; `segments`: scattered memory for system calls
+//! - [`layers`]: the two traits by which a disk reaches the store
+//! - [`server`]: a disk on a Unix socket, as QEMU's `vhost-user-blk-pci` expects it
+//! - `session`: one connection: the vhost-user protocol and the worker; `ring`: one virtqueue; `device`: virtio block requests
+//! - [`guest`]: guest RAM, brought in before it is touched and reported after it was written
+//! - [`part`]: the disk as a part of an experiment
+//!
+//! **A request** goes from the guest's ring through `session`'s worker, which holds the connection's lock for that one request, to `device`, which hands the
+//! guest's buffers as they lie in its RAM to [`Disk::read`] or [`Disk::write`]; there they go straight into system calls on the overlay or the image.
+//!
+//! **A cut** is taken while QEMU has stopped the rings, and costs microseconds. It is saved while the guest writes on.
+//!
+//! This room does not know QEMU's processes, what a machine is made of, when a checkpoint is taken, or how the store keeps a block. It reads no clock but the
+//! one it is handed.
+
+pub mod cut;
+mod device;
+mod error;
+pub mod golden;
+pub mod guest;
+pub mod layers;
+mod map;
+pub mod overlay;
+pub mod part;
+mod ring;
+mod segments;
+pub mod server;
+mod session;
+
+pub use cut::{Cut, CutId};
+pub use device::Counters;
+pub use error::{Error, Result};
+pub use golden::{Format, Golden};
+pub use guest::{DirtyPages, MemoryWatch, Region};
+pub use layers::{Pages, Sink};
+pub use overlay::{Disk, DiskOptions, Settled};
+pub use part::{DiskDetails, DiskPart, ImageDetails};
+pub use segments::{Input, Output};
+pub use server::{Server, ServerOptions};
+pub use session::Running;

@@ -1,1 +1,26 @@
 //! Reads the specification of an experiment, builds its parts and coordinates them.
+//!
+//! - [`spec`]: the YAML, its errors and its schema
+//! - `plan`: a specification with all that depends on the host settled
+//! - [`host`]: store, run directory and golden images on this host
+//! - [`body`]: one QEMU process with the servers of its disks
+//! - `coordinate`: one checkpoint over all parts
+//! - [`run`]: a live execution that grows a branch, and journeys to checkpoints
+//!
+//! It knows no tree of checkpoints, no keeper and no command line. The parts do not know each other: what one has to tell another goes through here.
+
+pub mod body;
+mod coordinate;
+mod error;
+pub mod host;
+mod plan;
+pub mod run;
+pub mod spec;
+
+pub use body::{Blueprint, Body};
+pub use coordinate::PartFailure;
+pub use error::{Error, Result};
+pub use fermata_vm::{Accel, Execution, Machine, Paging, Status};
+pub use host::Host;
+pub use run::{Arrival, Journey, Run, Standing, fits, spare, spare_like, travel};
+pub use spec::Spec;

@@ -5,6 +5,7 @@
 //! - [`maps`]: where a file is mapped in another process
 //! - [`memory_file`]: guest RAM as a file on tmpfs
 //! - [`launch`]: child processes that die with us, and descriptors they hand over
+//! - [`probe`]: what this kernel lets us do
 //! - [`clock`], [`random`]: the only places where time and randomness come in
 //!
 //! It knows no guest, no page table of ours and no store.
@@ -16,6 +17,7 @@ pub mod launch;
 pub mod maps;
 pub mod memory_file;
 pub mod pagemap;
+pub mod probe;
 pub mod random;
 pub mod userfault;
 
@@ -23,3 +25,14 @@ pub use launch::{Child, launch};
 pub use memory_file::MemoryFile;
 pub use pagemap::Pagemap;
 pub use userfault::{Fault, Installed, Userfault};
+
+/// The effective user id.
+pub fn user_id() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// Leaves the terminal: the calling process, which must not lead a process group, begins a session of its own (setsid(2)).
+pub fn leave_terminal() -> std::io::Result<()> {
+    rustix::process::setsid()?;
+    Ok(())
+}

@@ -1,5 +1,6 @@
 //! What a machine is, and the QEMU command line that makes it.
 
+use fermata_types::MachineId;
 use serde::{Deserialize, Serialize};
 use std::{ffi::OsString, path::{Path, PathBuf}};
 
@@ -120,7 +121,7 @@ pub(crate) enum Start {
 }
 
 /// QEMU's arguments (qemu-system-x86_64(1)).
-pub(crate) fn arguments(config: &MachineConfig, place: &Place, start: Start) -> Vec<OsString> {
+pub(crate) fn arguments(config: &MachineConfig, id: &MachineId, place: &Place, start: Start) -> Vec<OsString> {
     let mut line = Line::default();
     let path = |path: &Path| escape(&path.to_string_lossy());
     line.add("-name", format!("{},debug-threads=on", config.name));
@@ -162,7 +163,7 @@ pub(crate) fn arguments(config: &MachineConfig, place: &Place, start: Start) -> 
         line.add("-append", cmdline);
     }
     if !config.deterministic {
-        devices(&mut line, config, place);
+        devices(&mut line, config, id, place);
     }
     if start == Start::Incoming {
         line.add("-incoming", "defer");
@@ -181,8 +182,8 @@ fn clocks(line: &mut Line, config: &MachineConfig) {
 }
 
 /// What connects the machine to the world outside it. A deterministic machine has none of it.
-fn devices(line: &mut Line, config: &MachineConfig, place: &Place) {
-    line.add("-device", "vmgenid,guid=auto");
+fn devices(line: &mut Line, config: &MachineConfig, id: &MachineId, place: &Place) {
+    line.add("-device", format!("vmgenid,guid={}", uuid(id)));
     line.add("-device", "virtio-serial-pci,id=serial");
     line.add("-chardev", format!("socket,id=agent,path={},server=on,wait=off", escape(&place.agent_socket().to_string_lossy())));
     line.add("-device", "virtserialport,bus=serial.0,chardev=agent,name=org.qemu.guest_agent.0");
@@ -207,6 +208,11 @@ impl Line {
         self.0.push(option.into());
         self
     }
+}
+
+fn uuid(id: &MachineId) -> String {
+    let hex = id.to_string();
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }
 
 /// A comma inside a value is written twice in QEMU's option syntax.

@@ -15,7 +15,7 @@ use crate::{
 use fermata_linux::{Child, MemoryFile, Userfault, clock::Stopwatch, launch};
 use fermata_store::Store;
 use fermata_tracker::{ScanTracker, Tracker};
-use fermata_types::{PAGE_SIZE, PageNumber, PageSet, Root};
+use fermata_types::{MachineId, PAGE_SIZE, PageNumber, PageSet, Root};
 use qapi::qmp;
 use std::{
     env,
@@ -64,6 +64,7 @@ pub struct Restore<'a> {
 /// A machine. Dropping it ends QEMU and removes its RAM.
 pub struct Machine {
     config: MachineConfig,
+    id: MachineId,
     place: Place,
     child: Arc<Child>,
     monitor: Monitor,
@@ -102,7 +103,8 @@ impl Machine {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&place.directory).map_err(failed("making", &place.directory))?;
         write_private(&place.shim(), SHIM).map_err(failed("writing", &place.shim()))?;
         let ram = MemoryFile::create(&place.ram(), config.memory).map_err(failed("making guest memory in", &place.ram()))?;
-        let child = Arc::new(spawn(&config, &place, start)?);
+        let id = MachineId(fermata_linux::random::bytes().map_err(failed("drawing a machine id for", &place.directory))?);
+        let child = Arc::new(spawn(&config, &id, &place, start)?);
         let (how, descriptor) = child.receive_descriptor(PATIENCE).map_err(|error| no_userfaultfd(&name, &place, &child, &error))?;
         let userfault = Userfault::new(descriptor).map_err(|error| unsupported(&name, &format!("asynchronous write-protection ({error}): Linux 6.7 or newer is needed")))?;
         let monitor = Monitor::connect(&name, &place.monitor_socket(), place.log(), child.clone())?;
@@ -122,12 +124,17 @@ impl Machine {
         let tracker = ScanTracker::new(child.pid(), memory.clone(), userfault.clone())?;
         let agent = Agent::new(name, place.agent_socket());
         let tracker = Mutex::new(Box::new(tracker) as Box<dyn Tracker>);
-        Ok(Self { config, place, child, monitor, ram: Arc::new(ram), memory, userfault, tracker, pager: OnceLock::new(), agent })
+        Ok(Self { config, id, place, child, monitor, ram: Arc::new(ram), memory, userfault, tracker, pager: OnceLock::new(), agent })
     }
 
     /// What it is.
     pub fn config(&self) -> &MachineConfig {
         &self.config
+    }
+
+    /// Its own id. A guest restored with fresh randomness sees it as its VM generation id.
+    pub fn id(&self) -> MachineId {
+        self.id
     }
 
     /// Where it lives.
@@ -213,7 +220,11 @@ impl Machine {
         if state.eager {
             pager.fill()?;
         }
-        self.load_devices(state.devices)?;
+        if state.fresh_randomness {
+            self.load_devices(state.devices)?;
+        } else {
+            self.load_devices(&device_state::without_announcement(state.devices))?;
+        }
         let mut differing = self.take_written()?;
         if !state.fresh_randomness {
             self.undo(&differing, state)?;
@@ -242,7 +253,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Takes back what QEMU wrote into the guest while it loaded: the VM generation id of this process, and the event that announces it.
+    /// Takes back what QEMU wrote into the guest's memory while it loaded: the VM generation id of this process.
     fn undo(&self, written: &PageSet, state: &Restore<'_>) -> Result<()> {
         for page in written {
             let mut content = [0; PAGE_SIZE];
@@ -250,10 +261,6 @@ impl Machine {
                 state.store.read_page(&name, &mut content)?;
             }
             self.ram.write_at(u64::from(page) * PAGE_SIZE as u64, &content).map_err(self.ram_failed("writing"))?;
-        }
-        if !self.config.deterministic {
-            // GPE 5 of the ICH9's first status byte: written with one, it is cleared (ACPI specification, 4.8.4.1).
-            self.monitor.run(&qmp::human_monitor_command { command_line: "o /b 0x620 0x20".into(), cpu_index: None })?;
         }
         Ok(())
     }
@@ -291,11 +298,11 @@ pub fn qemu_program() -> String {
     env::var("FERMATA_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
 }
 
-fn spawn(config: &MachineConfig, place: &Place, start: Start) -> Result<Child> {
+fn spawn(config: &MachineConfig, id: &MachineId, place: &Place, start: Start) -> Result<Child> {
     let program = qemu_program();
     let log = File::create(place.log()).map_err(|source| Error::Io { what: "making", path: place.log(), source })?;
     let mut command = Command::new(&program);
-    command.args(arguments(config, place, start)).env("LD_PRELOAD", place.shim());
+    command.args(arguments(config, id, place, start)).env("LD_PRELOAD", place.shim());
     command.stdout(Stdio::null()).stderr(log);
     launch(command).map_err(|source| Error::NoQemu { machine: config.name.clone(), program, source })
 }

@@ -1,0 +1,146 @@
+//! A keeper, seen through its socket.
+
+use crate::{
+    service::Service,
+    values::{
+        Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, GotoRequest, Problem,
+        Resumed,
+    },
+};
+use reqwest::blocking::RequestBuilder;
+use serde::{Serialize, de::DeserializeOwned};
+use std::{
+    error::Error,
+    io::Read,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// A keeper that cannot say in this time what it does hangs. Requests that do something have no limit.
+const STATUS_TIME_MAX: Duration = Duration::from_secs(60);
+const ACTIVITY_TIME_MAX: Duration = Duration::from_secs(5);
+/// An answer longer than this is none. The longest carries twice 16 MiB of a command's output, where a character takes up to six.
+const ANSWER_BYTES_MAX: u64 = 256 << 20;
+
+/// A connection to a keeper. Cheap to clone; many threads may use one at once.
+///
+/// It blocks, and must not be used in a thread that runs an asynchronous runtime.
+#[derive(Debug, Clone)]
+pub struct Client {
+    http: reqwest::blocking::Client,
+    socket: PathBuf,
+}
+
+impl Client {
+    /// Connects to the keeper that listens on `socket`. A [`Problem`] if nobody does.
+    pub fn connect(socket: &Path) -> Result<Self, Problem> {
+        UnixStream::connect(socket).map_err(|error| gone(socket, &error))?;
+        let http = reqwest::blocking::Client::builder()
+            .unix_socket(socket)
+            .redirect(reqwest::redirect::Policy::none())
+            .timeout(None)
+            .build()
+            .map_err(|error| Problem::new(format!("cannot talk HTTP on {}: {}", socket.display(), causes(&error))))?;
+        Ok(Self { http, socket: socket.to_owned() })
+    }
+
+    /// The keeper's socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    fn get<A: DeserializeOwned>(&self, path: &str, time: Duration) -> Result<A, Problem> {
+        self.send(self.http.get(url(path)).timeout(time))
+    }
+
+    fn post<A: DeserializeOwned>(&self, path: &str, request: &impl Serialize) -> Result<A, Problem> {
+        self.send(self.http.post(url(path)).json(request))
+    }
+
+    fn send<A: DeserializeOwned>(&self, request: RequestBuilder) -> Result<A, Problem> {
+        let response = request.send().map_err(|error| self.broken(&error))?;
+        let status = response.status();
+        let mut body = Vec::new();
+        response.take(ANSWER_BYTES_MAX).read_to_end(&mut body).map_err(|error| self.broken(&error))?;
+        let strange = |error: serde_json::Error| {
+            Problem::new(format!(
+                "the keeper on {} answered {status} with something else than expected ({error}). Is it of another version? `fermata down` and `fermata goto ID` start a new one",
+                self.socket.display()
+            ))
+        };
+        if status.is_success() {
+            return serde_json::from_slice(&body).map_err(strange);
+        }
+        Err(serde_json::from_slice::<Problem>(&body).unwrap_or_else(strange))
+    }
+
+    fn broken(&self, error: &(dyn Error + 'static)) -> Problem {
+        match error.downcast_ref::<reqwest::Error>() {
+            Some(error) if error.is_connect() => gone(&self.socket, error),
+            Some(error) if error.is_timeout() => Problem::new(format!(
+                "the keeper on {} does not answer. Its log is beside the socket; kill it if it hangs, then `fermata goto ID` brings the experiment back",
+                self.socket.display()
+            )),
+            _ => Problem::new(format!(
+                "the keeper on {} ended before it answered ({}). Every permanent checkpoint is in the store: `fermata log` lists them, and \
+                 `fermata goto ID` brings the experiment back",
+                self.socket.display(),
+                causes(error)
+            )),
+        }
+    }
+}
+
+fn url(path: &str) -> String {
+    format!("http://keeper/v1/{path}")
+}
+
+fn gone(socket: &Path, error: &dyn Error) -> Problem {
+    Problem::new(format!(
+        "no keeper answers on {} ({}). Every permanent checkpoint is in the store: `fermata log` lists them, and `fermata goto ID` brings the \
+         experiment back",
+        socket.display(),
+        causes(error)
+    ))
+}
+
+/// The innermost cause: what the kernel said, instead of three layers that failed because of it.
+fn causes(error: &dyn Error) -> String {
+    let mut innermost = error;
+    while let Some(cause) = innermost.source() {
+        innermost = cause;
+    }
+    innermost.to_string()
+}
+
+impl Service for Client {
+    fn status(&self) -> Result<Experiment, Problem> {
+        self.get("status", STATUS_TIME_MAX)
+    }
+
+    fn checkpoint(&self, request: CheckpointRequest) -> Result<Checkpoint, Problem> {
+        self.post("checkpoint", &request)
+    }
+
+    fn goto(&self, request: GotoRequest) -> Result<Resumed, Problem> {
+        self.post("goto", &request)
+    }
+
+    fn fork(&self, request: ForkRequest) -> Result<Resumed, Problem> {
+        self.post("fork", &request)
+    }
+
+    fn exec(&self, request: ExecRequest) -> Result<Executed, Problem> {
+        self.post("exec", &request)
+    }
+
+    fn down(&self, request: DownRequest) -> Result<Ended, Problem> {
+        self.post("down", &request)
+    }
+
+    /// Nothing, if the keeper does not say.
+    fn activity(&self) -> Activity {
+        self.get("activity", ACTIVITY_TIME_MAX).unwrap_or_default()
+    }
+}

@@ -1,0 +1,39 @@
+//! What a keeper offers. The keeper implements it, the server carries it over a socket, and the client implements it again on the other side.
+
+use crate::values::{
+    Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, GotoRequest, Problem, Resumed,
+};
+
+/// Bytes that a command in a guest may be given on its standard input. As JSON they are up to four times as many.
+pub const EXEC_INPUT_BYTES_MAX: usize = 8 << 20;
+
+/// What a keeper does on request. Every method blocks until it is done, and may be called from any thread.
+pub trait Service: Send + Sync {
+    /// What the experiment does now.
+    fn status(&self) -> Result<Experiment, Problem>;
+
+    /// Takes a checkpoint and stores it. A failure leaves the guests running.
+    fn checkpoint(&self, request: CheckpointRequest) -> Result<Checkpoint, Problem>;
+
+    /// Takes a run to a checkpoint. If that fails the run goes on where it was.
+    fn goto(&self, request: GotoRequest) -> Result<Resumed, Problem>;
+
+    /// Starts another run from a checkpoint.
+    fn fork(&self, request: ForkRequest) -> Result<Resumed, Problem>;
+
+    /// Runs a command in a guest and waits for its end. A command that fails is no [`Problem`].
+    fn exec(&self, request: ExecRequest) -> Result<Executed, Problem>;
+
+    /// Ends a run, or the experiment and with it the keeper.
+    fn down(&self, request: DownRequest) -> Result<Ended, Problem>;
+
+    /// What it is busy with, for a progress bar.
+    fn activity(&self) -> Activity;
+}
+
+impl Problem {
+    /// A problem told to people: what happened, to what, and what to do next.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into() }
+    }
+}

@@ -1,0 +1,335 @@
+//! Requests and answers as plain values. What `--json` prints is exactly these.
+//!
+//! Fields are added, never renamed or removed; units are in the names.
+
+use fermata_types::{BlobName, CheckpointId, ImageId, MachineId, PageCounts, PartKind, Root};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, path::PathBuf};
+
+/// A checkpoint: what `fermata checkpoint` prints, and `fermata log` prints many of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// Its id.
+    pub id: CheckpointId,
+    /// The checkpoint that it grew from.
+    pub parent: Option<CheckpointId>,
+    /// The experiment.
+    pub experiment: String,
+    /// The branch that it grew on: the name of the run.
+    pub branch: String,
+    /// Branches whose newest checkpoint it is.
+    pub heads: Vec<String>,
+    /// Its tags.
+    pub tags: Vec<String>,
+    /// What the user had to say; none for one that was taken by the clock.
+    pub message: Option<String>,
+    /// Wall clock of the host, nanoseconds since 1970.
+    pub created_ns: u64,
+    /// The same for people: RFC 3339, UTC.
+    pub created: String,
+    /// Virtual time at the instant.
+    pub time_virtual_ns: u64,
+    /// How long the guests stood still.
+    pub pause_ms: f64,
+    /// What the pause was spent on, by part and step.
+    pub steps_ms: BTreeMap<String, f64>,
+    /// How long it took, behind the guests, to store.
+    pub save_ms: f64,
+    /// Bytes that it added to the store.
+    pub stored_bytes: u64,
+    /// How its pages fell through the sieve.
+    pub pages: PageCounts,
+    /// What it consists of.
+    pub parts: Vec<Part>,
+    /// Golden images that it stands on.
+    pub images: Vec<ImageId>,
+}
+
+/// One part of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    /// Its name: `m1`, `m1/disk0`.
+    pub name: String,
+    /// What it is.
+    pub kind: PartKind,
+    /// Its page tables: `ram`, `blocks`. Equal roots are equal contents, byte for byte.
+    pub tables: BTreeMap<String, Root>,
+    /// Its other contents: `devices`.
+    pub blobs: BTreeMap<String, BlobName>,
+}
+
+/// Asks for a checkpoint now.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CheckpointRequest {
+    /// Of which run; needed only if there are several.
+    pub run: Option<String>,
+    /// A word about why.
+    pub message: Option<String>,
+}
+
+/// Takes a run back (or forward) to a checkpoint.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct GotoRequest {
+    /// The checkpoint: id, unique beginning of one, tag, branch, each with `~N`.
+    pub to: String,
+    /// Which run; needed only if there are several.
+    pub run: Option<String>,
+    /// Load everything before the guest runs, instead of when it is touched.
+    pub eager: bool,
+    /// Leave it paused.
+    pub paused: bool,
+}
+
+/// Starts a second run from a checkpoint, beside the first.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ForkRequest {
+    /// The checkpoint; none: the newest of the run.
+    pub from: Option<String>,
+    /// The name of the new run and its branch; none: one is made up.
+    pub name: Option<String>,
+    /// Which run's newest checkpoint, when `from` is none.
+    pub run: Option<String>,
+    /// Do not tell the guest that it is a copy: it will draw the same random numbers.
+    pub same_randomness: bool,
+    /// Load everything before the guest runs.
+    pub eager: bool,
+    /// Leave it paused.
+    pub paused: bool,
+}
+
+/// A run that was just brought to a checkpoint: the answer of `goto` and `fork`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Resumed {
+    /// The name of the run.
+    pub run: String,
+    /// Where it is now.
+    pub checkpoint: CheckpointId,
+    /// From the request to the guest's first instruction.
+    pub resume_ms: f64,
+    /// Whether a spare process stood ready.
+    pub warm: bool,
+    /// Virtual time at which it goes on.
+    pub time_virtual_ns: u64,
+    /// The branch it grows from now on.
+    pub branch: String,
+}
+
+/// Runs a command in a guest.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ExecRequest {
+    /// `m1`, or `run:m1`; empty if there is only one machine.
+    pub machine: String,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// What it reads on its standard input.
+    pub input: Option<Vec<u8>>,
+    /// How long to wait for the guest agent, milliseconds.
+    pub wait_ms: u64,
+}
+
+/// How a command in a guest ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Executed {
+    /// The machine, as `run:machine`.
+    pub machine: String,
+    /// Its exit status; 128 and the signal when a signal ended it.
+    pub status: i32,
+    /// What it printed, with what is not UTF-8 replaced.
+    pub stdout: String,
+    /// What it complained about.
+    pub stderr: String,
+    /// The agent keeps 16 MiB of each; there was more.
+    pub truncated: bool,
+}
+
+/// What an experiment does: the answer of `up` and `ls`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Experiment {
+    /// Its name.
+    pub name: String,
+    /// `running`; `dead` when its keeper is gone without having been told to.
+    pub state: ExperimentState,
+    /// Process id of the keeper.
+    pub keeper_pid: u32,
+    /// The store.
+    pub store: PathBuf,
+    /// Milliseconds between checkpoints by the clock; none: only on request.
+    pub every_ms: Option<u64>,
+    /// Its runs. The last that was known of them, if the keeper is dead.
+    pub runs: Vec<Run>,
+    /// Whether a spare process stands ready for the next `goto` or `fork`.
+    pub spare_ready: bool,
+    /// Why the last checkpoint by the clock failed, if it did.
+    pub trouble: Option<String>,
+}
+
+/// Whether somebody keeps an experiment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ExperimentState {
+    /// Its keeper answers.
+    Running,
+    /// Its keeper is gone.
+    Dead,
+}
+
+/// A live execution that grows a branch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// Its name.
+    pub name: String,
+    /// The branch that it grows.
+    pub branch: String,
+    /// The checkpoint that it stands on.
+    pub head: Option<CheckpointId>,
+    /// Its machines.
+    pub machines: Vec<Machine>,
+}
+
+/// A machine of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Its name.
+    pub name: String,
+    /// Which one it is; a fork gets another.
+    pub id: MachineId,
+    /// `running`, `paused`, `off` (the guest powered off), `gone` (QEMU is).
+    pub state: MachineState,
+    /// Why it is gone.
+    pub reason: Option<String>,
+    /// Process id of QEMU.
+    pub pid: u32,
+    /// RAM, bytes.
+    pub memory_bytes: u64,
+    /// Virtual processors.
+    pub cpus: u32,
+    /// `kvm` or `tcg`.
+    pub accel: String,
+    /// QEMU's versioned machine type.
+    pub machine_type: String,
+    /// Where its console is: a Unix socket.
+    pub console: PathBuf,
+    /// What its console printed so far in this process.
+    pub console_log: PathBuf,
+    /// Pages still to be brought in after a lazy restore; none if all are in.
+    pub pages_missing: Option<u64>,
+}
+
+/// What a machine does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MachineState {
+    /// The guest runs.
+    Running,
+    /// The guest stands still.
+    Paused,
+    /// The guest powered off.
+    Off,
+    /// QEMU is gone.
+    Gone,
+}
+
+/// Ends a run, or all of an experiment.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct DownRequest {
+    /// Which run; none: the experiment with all its runs.
+    pub run: Option<String>,
+}
+
+/// What is gone now.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ended {
+    /// The experiment.
+    pub experiment: String,
+    /// Its runs that ended.
+    pub runs: Vec<String>,
+}
+
+/// What a keeper is busy with, for a progress bar.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Activity {
+    /// In words; empty when it is not busy.
+    pub what: String,
+    /// How much is done.
+    pub done: u64,
+    /// Of how much; 0: unknown.
+    pub total: u64,
+    /// `bytes`, `pages`, `steps`.
+    pub unit: String,
+}
+
+/// How two checkpoints differ.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Difference {
+    /// The first.
+    pub a: CheckpointId,
+    /// The second.
+    pub b: CheckpointId,
+    /// Virtual time from the first to the second.
+    pub time_virtual_ns: i64,
+    /// Part by part.
+    pub parts: Vec<PartDifference>,
+}
+
+/// How a part differs between two checkpoints.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PartDifference {
+    /// The part.
+    pub name: String,
+    /// Which page table or blob of it: `ram`, `blocks`, `devices`.
+    pub of: String,
+    /// Pages that differ; for a blob 1 or 0.
+    pub pages_differing: u64,
+    /// Pages in all; for a blob 1.
+    pub pages: u64,
+    /// Pages only the first has, that are zero or golden in the second.
+    pub only_a: u64,
+    /// Pages only the second has.
+    pub only_b: u64,
+    /// Stretches of pages that differ, `[first, count]`, the longest first, at most 16.
+    pub stretches: Vec<(u32, u32)>,
+}
+
+/// A tag and the checkpoint it stands for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Tag {
+    /// The experiment.
+    pub experiment: String,
+    /// The tag.
+    pub tag: String,
+    /// The checkpoint; none if the tag was taken away.
+    pub checkpoint: Option<CheckpointId>,
+}
+
+/// One thing that `doctor` looked at.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    /// What was looked at: `QEMU`, `userfaultfd`.
+    pub what: String,
+    /// Whether it is as it should be.
+    pub verdict: Verdict,
+    /// What was found.
+    pub found: String,
+    /// How to mend it, if it is not.
+    pub mend: Option<String>,
+}
+
+/// How a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// As it should be.
+    Good,
+    /// Works, with less.
+    Limited,
+    /// Nothing works without it.
+    Bad,
+}
+
+/// An error as it travels: what happened, to what, what to do next.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Problem {
+    /// The whole message.
+    pub message: String,
+}

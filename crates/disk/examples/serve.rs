@@ -1,0 +1,56 @@
+//! Serves an image on a socket, for tests by hand: `serve SOCKET IMAGE [--size BYTES] [--read-only]`.
+//!
+//! Writes go to an overlay in the temporary directory and are gone at the end. It ends when its standard input does; each line of input prints the counters,
+//! the rings that are running and the guest pages written since the last line.
+
+use fermata_disk::{DirtyPages, Disk, DiskOptions, Golden, Pages, Server, ServerOptions};
+use fermata_store::Result as StoreResult;
+use fermata_types::{PageBuf, PageName, PageNumber, Root};
+use std::{error::Error, io::BufRead as _, path::Path, sync::Arc};
+
+/// A disk that starts at its image asks for no block of a store.
+struct NoPages;
+
+impl Pages for NoPages {
+    fn lookup(&self, _: &Root, _: PageNumber) -> StoreResult<Option<PageName>> {
+        Ok(None)
+    }
+
+    fn read(&self, _: Vec<(PageNumber, PageName)>, _: &mut dyn FnMut(PageNumber, &PageBuf) -> bool) -> StoreResult<()> {
+        Ok(())
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let (Some(socket), Some(image)) = (arguments.next(), arguments.next()) else {
+        return Err("usage: serve SOCKET IMAGE [--size BYTES] [--read-only]".into());
+    };
+    let (mut size, mut read_only) = (None, false);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--size" => size = Some(arguments.next().ok_or("--size needs bytes")?.parse()?),
+            "--read-only" => read_only = true,
+            other => return Err(format!("unknown argument {other}").into()),
+        }
+    }
+    let temp = std::env::temp_dir();
+    let golden = Golden::open(Path::new(&image), None, &temp, &mut |_| {})?;
+    println!("image {} of {} bytes, {:?}", golden.id(), golden.size(), golden.format());
+    let options = DiskOptions { golden: Some(Arc::new(golden)), size, root: None, pages: Arc::new(NoPages), overlay_dir: temp, read_only };
+    let disk = Arc::new(Disk::new(options)?);
+    let options = ServerOptions { disk, serial: "fermata".into(), dirty: Arc::new(DirtyPages::new()), watch: None };
+    let server = Server::start(Path::new(&socket), options)?;
+    println!("listening");
+    for line in std::io::stdin().lock().lines() {
+        line?;
+        println!(
+            "{:?}, {} rings running, {} guest pages written",
+            server.counters(),
+            server.running().rings(),
+            server.dirty().take().len()
+        );
+    }
+    server.stop();
+    Ok(())
+}

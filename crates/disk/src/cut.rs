@@ -1,0 +1,144 @@
+//! A cut: what was written to a disk between two instants, held still until it is saved.
+
+use crate::{Error, Result, golden::Golden, layers::Sink, map::Place};
+use fermata_store::{Class, ImageReader as _};
+use fermata_types::{PAGE_SIZE, PageBuf, PageCounts, PageName, PageNumber, PageSet, Root, ZERO_PAGE};
+use std::{fs::File, ops::Range, os::unix::fs::FileExt, sync::Arc};
+
+/// Blocks read from the overlay in one go.
+const CHUNK_BLOCKS: u32 = 64;
+
+/// Which cut of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CutId(pub(crate) u64);
+
+/// Written blocks by where they lie. A block is in one set at most.
+#[derive(Default)]
+pub(crate) struct Planes {
+    zero: PageSet,
+    first: PageSet,
+    second: PageSet,
+}
+
+impl Planes {
+    pub fn of(&self, place: Place) -> &PageSet {
+        match place {
+            Place::First => &self.first,
+            Place::Second => &self.second,
+            _ => &self.zero,
+        }
+    }
+
+    pub fn blocks(&self) -> u64 {
+        self.zero.len() + self.first.len() + self.second.len()
+    }
+
+    pub fn insert(&mut self, blocks: Range<u32>, place: Place) {
+        let (into, others) = match place {
+            Place::First => (&mut self.first, [&mut self.second, &mut self.zero]),
+            Place::Second => (&mut self.second, [&mut self.first, &mut self.zero]),
+            _ => (&mut self.zero, [&mut self.first, &mut self.second]),
+        };
+        into.insert_range(blocks.clone());
+        for other in others {
+            if !other.is_empty() {
+                other.remove_range(blocks.clone());
+            }
+        }
+    }
+
+    /// Adds the blocks of an older cut, except those written again since.
+    pub fn add_older(&mut self, older: &Self) {
+        let newer = &self.zero | &self.first | &self.second;
+        self.zero |= &older.zero - &newer;
+        self.first |= &older.first - &newer;
+        self.second |= &older.second - &newer;
+    }
+}
+
+/// What was written to a disk since the last cut. It owns all it needs: it can be saved while the disk is written to, or is gone.
+pub struct Cut {
+    pub(crate) id: CutId,
+    pub(crate) planes: Arc<Planes>,
+    pub(crate) file: Arc<File>,
+    pub(crate) base: Root,
+    pub(crate) golden: Option<Arc<Golden>>,
+    pub(crate) blocks: u32,
+}
+
+impl Cut {
+    /// Which cut this is, for [`crate::Disk::settle`].
+    pub fn id(&self) -> CutId {
+        self.id
+    }
+
+    /// Blocks in the cut.
+    pub fn written(&self) -> u64 {
+        self.planes.blocks()
+    }
+
+    /// Writes the blocks of the cut, and the page table of the whole disk at the instant of the cut. Returns its root, and how the blocks fell through the
+    /// sieve; `unchanged` are all other blocks of the disk.
+    pub fn save(&self, sink: &mut impl Sink) -> Result<(Root, PageCounts)> {
+        let mut counts = PageCounts { unchanged: u64::from(self.blocks) - self.written(), ..PageCounts::default() };
+        let mut changes = Vec::with_capacity(self.written() as usize);
+        let mut chunk = vec![0; CHUNK_BLOCKS as usize * PAGE_SIZE];
+        let Planes { zero, first, second } = &*self.planes;
+        let all = zero | first | second;
+        let mut blocks = all.iter().peekable();
+        while let Some(start) = blocks.next() {
+            if zero.contains(start) {
+                counts.zero += 1;
+                changes.push((start, self.zero_change(start)));
+                continue;
+            }
+            let (plane, offset) = if first.contains(start) { (first, 0) } else { (second, u64::from(self.blocks)) };
+            let mut count = 1;
+            while count < CHUNK_BLOCKS && blocks.next_if(|next| *next == start + count && plane.contains(*next)).is_some() {
+                count += 1;
+            }
+            let chunk = &mut chunk[..count as usize * PAGE_SIZE];
+            let at = (offset + u64::from(start)) * PAGE_SIZE as u64;
+            self.file.read_exact_at(chunk, at).map_err(Error::transfer("read the overlay", u64::from(start) * PAGE_SIZE as u64))?;
+            for (block, page) in (start..).zip(chunk.as_chunks::<PAGE_SIZE>().0) {
+                let (name, class) = sink.put(page)?;
+                changes.push((block, self.change(block, page, name, class, &mut counts)?));
+            }
+        }
+        let root = if changes.is_empty() { self.base } else { sink.update(&self.base, &changes)? };
+        Ok((root, counts))
+    }
+
+    /// What the page table says of a block with this content.
+    fn change(&self, block: PageNumber, page: &PageBuf, name: PageName, class: Class, counts: &mut PageCounts) -> Result<Option<PageName>> {
+        match class {
+            Class::Zero => {
+                counts.zero += 1;
+                return Ok(self.zero_change(block));
+            }
+            Class::OnDisk => counts.on_disk += 1,
+            Class::Known => counts.known += 1,
+            Class::New => counts.new += 1,
+        }
+        // A block written back to what the image holds there needs no name, so the table is again what it was.
+        if class == Class::OnDisk
+            && let Some(golden) = &self.golden
+            && u64::from(block) < golden.blocks()
+        {
+            let mut original = [0; PAGE_SIZE];
+            golden
+                .read_block(block, &mut original)
+                .map_err(Error::transfer("read the golden image", u64::from(block) * PAGE_SIZE as u64))?;
+            if original == *page {
+                return Ok(None);
+            }
+        }
+        Ok(Some(name))
+    }
+
+    /// What the page table says of a block of zeros: its name where the image below would show something else, nothing where there is no image.
+    fn zero_change(&self, block: PageNumber) -> Option<PageName> {
+        let over_image = self.golden.as_ref().is_some_and(|golden| u64::from(block) < golden.blocks());
+        over_image.then_some(ZERO_PAGE)
+    }
+}

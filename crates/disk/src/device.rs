@@ -1,0 +1,309 @@
+//! The virtio block device: one request after the other, from a chain of descriptors to a status byte (VIRTIO 1.2, section 5.2).
+//!
+//! A guest may put anything into its descriptors. A request that cannot be served ends with an I/O error in its status byte; a chain that is no request, or
+//! has no place for a status, is given back untouched. Nothing is read or written outside the guest's RAM and the disk.
+
+#![allow(unsafe_code, reason = "buffers are handed to system calls where they lie in guest memory")]
+
+use crate::{Disk, Error, golden::SECTOR_SIZE, guest::GuestRam, segments::Pieces};
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+use virtio_bindings::{
+    virtio_blk::{
+        VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
+        VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
+        VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
+    },
+    virtio_config::VIRTIO_F_VERSION_1,
+    virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC},
+};
+use virtio_queue::DescriptorChain;
+use vm_memory::{Bytes, GuestAddress};
+
+/// Descriptors in a chain. QEMU allows 1024.
+const DESCRIPTORS_MAX: usize = 1024;
+/// Bytes of one request. Linux asks for 1.3 MiB at most by itself.
+const REQUEST_BYTES_MAX: u64 = 32 << 20;
+/// Data segments of a request: a ring of 128, less header and status.
+const SEGMENTS_MAX: u32 = 126;
+/// Ranges in one discard or write-zeroes request.
+const ZERO_RANGES_MAX: u32 = 32;
+/// Sectors in one such range: 1 GiB, so that no request keeps a pause waiting for long.
+const ZERO_SECTORS_MAX: u32 = 1 << 21;
+/// Bytes of a serial number.
+const SERIAL_BYTES: usize = 20;
+const HEADER_BYTES: usize = 16;
+
+/// What a server has done. Requests, and how they ended.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Reads served.
+    pub reads: AtomicU64,
+    /// Writes served.
+    pub writes: AtomicU64,
+    /// Bytes read by the guest.
+    pub read_bytes: AtomicU64,
+    /// Bytes written by the guest.
+    pub written_bytes: AtomicU64,
+    /// Flushes.
+    pub flushes: AtomicU64,
+    /// Discards and write-zeroes.
+    pub discards: AtomicU64,
+    /// Requests that ended with an error.
+    pub failed: AtomicU64,
+    /// Chains that were no request, and rings that were unusable.
+    pub malformed: AtomicU64,
+}
+
+/// Why a request failed.
+enum Failure {
+    Io(String),
+    Unsupported(u32),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Io(error.to_string())
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error.to_string())
+    }
+}
+
+/// A virtio block device over a disk.
+pub struct Device {
+    disk: Arc<Disk>,
+    serial: [u8; SERIAL_BYTES],
+    counters: Arc<Counters>,
+    /// What the guest gives, and room for its answer: reused from request to request.
+    given: Pieces,
+    wanted: Pieces,
+    answer: Vec<(u64, u32)>,
+}
+
+impl Device {
+    /// A device over a disk. Of the serial number the first 20 bytes are shown to the guest.
+    pub fn new(disk: Arc<Disk>, serial: &str, counters: Arc<Counters>) -> Self {
+        let mut bytes = [0; SERIAL_BYTES];
+        for (byte, from) in bytes.iter_mut().zip(serial.bytes()) {
+            *byte = from;
+        }
+        Self { disk, serial: bytes, counters, given: Pieces::new(), wanted: Pieces::new(), answer: Vec::new() }
+    }
+
+    /// The virtio features of the device.
+    pub fn features(disk: &Disk) -> u64 {
+        let mut bits = vec![
+            VIRTIO_F_VERSION_1,
+            VIRTIO_RING_F_INDIRECT_DESC,
+            VIRTIO_RING_F_EVENT_IDX,
+            VIRTIO_BLK_F_SEG_MAX,
+            VIRTIO_BLK_F_BLK_SIZE,
+            VIRTIO_BLK_F_TOPOLOGY,
+            VIRTIO_BLK_F_FLUSH,
+            VIRTIO_BLK_F_MQ,
+        ];
+        if disk.read_only() {
+            bits.push(VIRTIO_BLK_F_RO);
+        } else {
+            bits.extend([VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES]);
+        }
+        bits.into_iter().fold(0, |all, bit| all | 1 << bit)
+    }
+
+    /// The device's configuration space (`struct virtio_blk_config`).
+    pub fn config(disk: &Disk, queues: u16) -> [u8; 60] {
+        let mut config = [0; 60];
+        let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, &(disk.size() / SECTOR_SIZE).to_le_bytes());
+        put(12, &SEGMENTS_MAX.to_le_bytes());
+        put(20, &(SECTOR_SIZE as u32).to_le_bytes());
+        // A physical block is 2^3 sectors, and so is the smallest good request.
+        put(24, &[3]);
+        put(26, &8u16.to_le_bytes());
+        put(34, &queues.to_le_bytes());
+        put(36, &ZERO_SECTORS_MAX.to_le_bytes());
+        put(40, &ZERO_RANGES_MAX.to_le_bytes());
+        put(44, &8u32.to_le_bytes());
+        put(48, &ZERO_SECTORS_MAX.to_le_bytes());
+        put(52, &ZERO_RANGES_MAX.to_le_bytes());
+        put(56, &[1]);
+        config
+    }
+
+    /// Serves one request. Returns how many bytes of the chain were written.
+    pub fn handle(&mut self, ram: &GuestRam, chain: DescriptorChain<&GuestRam>) -> u32 {
+        let Some(status_at) = self.gather(ram, chain) else {
+            self.counters.malformed.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!("a chain of descriptors that is no request was ignored");
+            return 0;
+        };
+        let (status, filled) = match self.serve(ram) {
+            Ok(filled) => (VIRTIO_BLK_S_OK, filled),
+            Err(failure) => {
+                self.counters.failed.fetch_add(1, Ordering::Relaxed);
+                match failure {
+                    Failure::Io(error) => {
+                        tracing::warn!(error, "a disk request failed");
+                        (VIRTIO_BLK_S_IOERR, 0)
+                    }
+                    Failure::Unsupported(kind) => {
+                        tracing::debug!(kind, "a disk request of a kind that is not offered");
+                        (VIRTIO_BLK_S_UNSUPP, 0)
+                    }
+                }
+            }
+        };
+        match ram.write_obj(status as u8, GuestAddress(status_at)) {
+            Ok(()) => filled + 1,
+            Err(_) => 0,
+        }
+    }
+
+    /// Collects the buffers of a chain: what the guest gives into `given`, where it wants its answer into `answer`. Returns where the status goes.
+    fn gather(&mut self, ram: &GuestRam, chain: DescriptorChain<&GuestRam>) -> Option<u64> {
+        self.given.clear();
+        self.answer.clear();
+        let (mut count, mut given_bytes, mut goes_on) = (0, 0, false);
+        for descriptor in chain {
+            count += 1;
+            goes_on = descriptor.has_next();
+            let (at, len) = (descriptor.addr().0, descriptor.len());
+            if descriptor.is_write_only() {
+                if len > 0 {
+                    self.answer.push((at, len));
+                }
+            } else {
+                given_bytes += u64::from(len);
+                // All that the device reads comes before all that it writes.
+                if !self.answer.is_empty() || given_bytes > REQUEST_BYTES_MAX + HEADER_BYTES as u64 {
+                    return None;
+                }
+                ram.pieces(at, len as usize, &mut self.given).ok()?;
+            }
+            if count > DESCRIPTORS_MAX {
+                return None;
+            }
+        }
+        // The iterator ends early where a link leads nowhere, in a circle, or out of memory.
+        if goes_on {
+            return None;
+        }
+        let (at, len) = self.answer.last_mut()?;
+        *len -= 1;
+        at.checked_add(u64::from(*len))
+    }
+
+    fn serve(&mut self, ram: &GuestRam) -> Result<u32, Failure> {
+        // SAFETY: `gather` has put these pieces there for this request, each checked to lie in guest RAM, which `ram` keeps mapped. No Rust
+        // reference ever points into guest RAM.
+        let mut given = unsafe { self.given.input() };
+        let mut header = [0; HEADER_BYTES];
+        given.take(&mut header)?;
+        let kind = u32::from_le_bytes(header[..4].try_into().expect("four bytes of the header"));
+        let sector = u64::from_le_bytes(header[8..].try_into().expect("eight bytes of the header"));
+        let answer_bytes: u64 = self.answer.iter().map(|(_, len)| u64::from(*len)).sum();
+        let count = |counter: &AtomicU64, by: u64| counter.fetch_add(by, Ordering::Relaxed);
+        let counters = self.counters.clone();
+        match kind {
+            VIRTIO_BLK_T_IN => {
+                let offset = start(sector, answer_bytes)?;
+                let filled = self.fill(ram, |disk, output| Ok(disk.read(offset, output)?))?;
+                count(&counters.reads, 1);
+                count(&counters.read_bytes, answer_bytes);
+                Ok(filled)
+            }
+            VIRTIO_BLK_T_OUT => {
+                let bytes = given.left() as u64;
+                self.disk.write(start(sector, bytes)?, &mut given)?;
+                count(&counters.writes, 1);
+                count(&counters.written_bytes, bytes);
+                // Here a page of guest RAM and a block of the disk are known to be equal: the place to note which.
+                Ok(0)
+            }
+            VIRTIO_BLK_T_FLUSH => {
+                self.disk.flush()?;
+                count(&counters.flushes, 1);
+                Ok(0)
+            }
+            VIRTIO_BLK_T_GET_ID => {
+                let serial = self.serial;
+                self.fill(ram, |_, output| Ok(output.put(&serial[..SERIAL_BYTES.min(output.left())])?))
+            }
+            VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES if !self.disk.read_only() => {
+                let mut ranges = [0; 16 * ZERO_RANGES_MAX as usize];
+                let bytes = given.left();
+                if bytes == 0 || bytes % 16 != 0 || bytes > ranges.len() {
+                    return Err(Failure::Io(format!("{bytes} bytes of ranges to discard or zero")));
+                }
+                given.take(&mut ranges[..bytes])?;
+                self.zero(kind, &ranges[..bytes])?;
+                count(&counters.discards, 1);
+                Ok(0)
+            }
+            VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => Err(Failure::Io("the disk is read-only".into())),
+            other => Err(Failure::Unsupported(other)),
+        }
+    }
+
+    /// Lets `with` fill the guest's answer, and notes those pages as written. Returns the bytes of it.
+    fn fill(
+        &mut self,
+        ram: &GuestRam,
+        with: impl FnOnce(&Disk, &mut crate::segments::Output<'_>) -> Result<(), Failure>,
+    ) -> Result<u32, Failure> {
+        let bytes: u64 = self.answer.iter().map(|(_, len)| u64::from(*len)).sum();
+        if bytes > REQUEST_BYTES_MAX {
+            return Err(Failure::Io(format!("{bytes} bytes in one request")));
+        }
+        self.wanted.clear();
+        for (at, len) in &self.answer {
+            ram.pieces(*at, *len as usize, &mut self.wanted).map_err(|error| Failure::Io(error.to_string()))?;
+        }
+        // SAFETY: the pieces were put there just now, each checked to lie in guest RAM, which `ram` keeps mapped. No Rust reference ever points
+        // into guest RAM.
+        let mut output = unsafe { self.wanted.output() };
+        let result = with(&self.disk, &mut output);
+        // Even a read that failed may have filled some of it.
+        for (at, len) in &self.answer {
+            ram.mark(*at, *len as usize);
+        }
+        // Fits: it is at most REQUEST_BYTES_MAX.
+        result.map(|()| bytes as u32)
+    }
+
+    fn zero(&self, kind: u32, ranges: &[u8]) -> Result<(), Failure> {
+        for range in ranges.chunks_exact(16) {
+            let number = |at: usize| u32::from_le_bytes(range[at..at + 4].try_into().expect("four bytes of a range"));
+            let sector = u64::from_le_bytes(range[..8].try_into().expect("eight bytes of a range"));
+            let (sectors, flags) = (number(8), number(12));
+            let unmap = kind == VIRTIO_BLK_T_DISCARD || flags & 1 == 1;
+            let flags_known = if kind == VIRTIO_BLK_T_DISCARD { 0 } else { 1 };
+            if flags & !flags_known != 0 {
+                return Err(Failure::Unsupported(kind));
+            }
+            if sectors > ZERO_SECTORS_MAX {
+                return Err(Failure::Io(format!("{sectors} sectors to discard or zero in one range")));
+            }
+            let bytes = u64::from(sectors) * SECTOR_SIZE;
+            self.disk.zero(start(sector, bytes)?, bytes, unmap)?;
+        }
+        Ok(())
+    }
+}
+
+/// The byte where a transfer of whole sectors starts. The disk checks that it ends within.
+fn start(sector: u64, bytes: u64) -> Result<u64, Failure> {
+    match sector.checked_mul(SECTOR_SIZE) {
+        Some(start) if bytes % SECTOR_SIZE == 0 => Ok(start),
+        _ => Err(Failure::Io(format!("{bytes} bytes at sector {sector}"))),
+    }
+}

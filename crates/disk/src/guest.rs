@@ -1,0 +1,453 @@
+//! A guest's RAM as the backend sees it: checked, brought in before it is touched, and reported as written after.
+//!
+//! All access goes through [`GuestRam`], which implements `vm_memory::GuestMemory`: rings, descriptors, indirect tables, buffers and status bytes alike. So no
+//! place can forget the two duties that checkpoints put on whoever touches guest memory from outside QEMU.
+//!
+//! Pages are numbered by their place in the RAM *file*, not by guest address: several regions map one file (around the hole below 4 GiB).
+
+use crate::segments::Pieces;
+use fermata_types::{PAGE_SIZE, PageSet};
+use rustix::fs::{Stat, fstat};
+use std::{
+    fs::File,
+    io,
+    iter::FusedIterator,
+    os::fd::AsFd,
+    sync::{
+        Arc, RwLock,
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence},
+    },
+};
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemory, GuestMemoryError, GuestMemoryMmap, GuestMemoryResult, MmapRegion, Permissions, VolatileMemory,
+    VolatileSlice,
+    bitmap::{BS, Bitmap, BitmapSlice, WithBitmapSlice},
+    guest_memory::GuestMemorySliceIterator,
+    mmap::MmapRegionBuilder,
+};
+
+/// Which pages of the RAM file the backend has written.
+///
+/// A page is marked after it was written. So whoever takes the set and then copies the pages has all of what they held when taken, or finds them marked again;
+/// with the rings stopped, every finished write is in the set.
+#[derive(Debug, Default)]
+pub struct DirtyPages {
+    words: RwLock<Box<[AtomicU64]>>,
+}
+
+impl DirtyPages {
+    /// No page.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes the pages written since the last call.
+    pub fn take(&self) -> PageSet {
+        let words = read(&self.words);
+        let taken = words.iter().zip(0u32..).filter(|(word, _)| word.load(Ordering::Relaxed) != 0);
+        let pages = taken.flat_map(|(word, i)| {
+            let word = word.swap(0, Ordering::AcqRel);
+            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| i * 64 + bit)
+        });
+        let pages = PageSet::from_sorted_iter(pages).expect("bits come in order");
+        // Pairs with the fence in `mark`: what was written to a page before it was found marked is seen by whoever copies it now.
+        fence(Ordering::SeqCst);
+        pages
+    }
+
+    /// Marks pages. Pages beyond the RAM are not known and ignored.
+    fn mark(&self, first: u64, last: u64) {
+        let words = read(&self.words);
+        for page in first..=last {
+            if let Some(word) = words.get((page / 64) as usize) {
+                let bit = 1 << (page % 64);
+                // Rings are marked over and over: a look first keeps the cache line shared. The fence pairs with `take`: either it sees our
+                // bit, or the write that we report happened before it cleared the word.
+                fence(Ordering::SeqCst);
+                if word.load(Ordering::Relaxed) & bit == 0 {
+                    word.fetch_or(bit, Ordering::AcqRel);
+                }
+            }
+        }
+    }
+
+    fn reach(&self, pages: u64) {
+        let needed = pages.div_ceil(64) as usize;
+        if read(&self.words).len() >= needed {
+            return;
+        }
+        let mut words = self.words.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if words.len() >= needed {
+            return;
+        }
+        let old = words.iter_mut().map(|word| AtomicU64::new(*word.get_mut()));
+        let grown = old.chain(std::iter::repeat_with(|| AtomicU64::new(0))).take(needed).collect();
+        *words = grown;
+    }
+}
+
+/// A stretch of guest RAM as it is mapped here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Region {
+    /// Guest-physical address of its first byte.
+    pub guest: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Offset of its first byte in the RAM file.
+    pub file_offset: u64,
+    /// Where it is mapped in this process.
+    pub address: usize,
+}
+
+/// Who has to know before guest memory is touched, because a page may not be restored yet.
+pub trait MemoryWatch: Send + Sync {
+    /// The guest's RAM is mapped here, in these places. Called with all regions whenever a mapping was added, before any is touched.
+    fn mapped(&self, regions: &[Region]);
+
+    /// These pages of the RAM file are about to be read or written. Returns once they hold what the guest has in them. Called very often: it must be quick
+    /// for pages that are there.
+    fn before_access(&self, first_page: u32, pages: u32) -> io::Result<()>;
+}
+
+/// What all memory tables of one server share: who is told of accesses, and where writes are noted.
+#[derive(Default)]
+pub struct Tracking {
+    /// Pages written by the backend.
+    pub dirty: Arc<DirtyPages>,
+    watch: RwLock<Option<Arc<dyn MemoryWatch>>>,
+    logging: AtomicBool,
+    log: RwLock<Option<Log>>,
+}
+
+impl std::fmt::Debug for Tracking {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tracking")
+    }
+}
+
+/// QEMU's own list of dirty pages during a migration, shared with us: a bit for each guest page (vhost-user protocol, "Migration").
+struct Log {
+    bits: MmapRegion<()>,
+}
+
+impl Tracking {
+    /// Notes written pages here, and tells nobody of accesses.
+    pub fn new(dirty: Arc<DirtyPages>) -> Self {
+        Self { dirty, ..Self::default() }
+    }
+
+    /// Installs or removes the watch.
+    pub fn set_watch(&self, watch: Option<Arc<dyn MemoryWatch>>) {
+        *self.watch.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = watch;
+    }
+
+    fn watch(&self) -> Option<Arc<dyn MemoryWatch>> {
+        read(&self.watch).clone()
+    }
+
+    pub(crate) fn set_log(&self, file: File, offset: u64, len: u64) -> io::Result<()> {
+        let len = usize::try_from(len).map_err(io::Error::other)?;
+        let bits = MmapRegion::from_file(FileOffset::new(file, offset), len).map_err(io::Error::other)?;
+        *self.log.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(Log { bits });
+        Ok(())
+    }
+
+    pub(crate) fn set_logging(&self, on: bool) {
+        self.logging.store(on, Ordering::Release);
+        if !on {
+            *self.log.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = None;
+        }
+    }
+
+    fn log(&self, guest: u64, len: u64) {
+        if !self.logging.load(Ordering::Acquire) {
+            return;
+        }
+        if let Some(log) = &*read(&self.log) {
+            for page in guest / PAGE_SIZE as u64..=(guest + len - 1) / PAGE_SIZE as u64 {
+                if let Ok(byte) = log.bits.get_atomic_ref::<AtomicU8>((page / 8) as usize) {
+                    byte.fetch_or(1 << (page % 8), Ordering::AcqRel);
+                }
+            }
+        }
+    }
+}
+
+/// Notes writes to one region. `vm-memory` calls it after each write through it.
+#[derive(Debug)]
+pub struct Marks {
+    tracking: Arc<Tracking>,
+    guest: u64,
+    /// Offset in the RAM file. None: the region is not part of it.
+    file_offset: Option<u64>,
+}
+
+/// Notes writes to part of a region.
+#[derive(Debug, Clone, Copy)]
+pub struct MarksAt<'a> {
+    marks: &'a Marks,
+    offset: usize,
+}
+
+impl Marks {
+    fn mark(&self, offset: usize, len: usize) {
+        if len == 0 {
+            return;
+        }
+        if let Some(start) = self.file_offset {
+            let start = start + offset as u64;
+            self.tracking.dirty.mark(start / PAGE_SIZE as u64, (start + len as u64 - 1) / PAGE_SIZE as u64);
+        }
+        self.tracking.log(self.guest + offset as u64, len as u64);
+    }
+}
+
+impl<'a> WithBitmapSlice<'a> for Marks {
+    type S = MarksAt<'a>;
+}
+
+impl Bitmap for Marks {
+    fn mark_dirty(&self, offset: usize, len: usize) {
+        self.mark(offset, len);
+    }
+
+    fn dirty_at(&self, _offset: usize) -> bool {
+        false
+    }
+
+    fn slice_at(&self, offset: usize) -> MarksAt<'_> {
+        MarksAt { marks: self, offset }
+    }
+}
+
+impl<'s> WithBitmapSlice<'s> for MarksAt<'_> {
+    type S = Self;
+}
+
+impl BitmapSlice for MarksAt<'_> {}
+
+impl Bitmap for MarksAt<'_> {
+    fn mark_dirty(&self, offset: usize, len: usize) {
+        self.marks.mark(self.offset + offset, len);
+    }
+
+    fn dirty_at(&self, _offset: usize) -> bool {
+        false
+    }
+
+    fn slice_at(&self, offset: usize) -> Self {
+        Self { marks: self.marks, offset: self.offset + offset }
+    }
+}
+
+/// One entry of the memory table that QEMU sends.
+pub struct Entry {
+    /// Guest-physical address.
+    pub guest: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Address in QEMU, by which it names rings.
+    pub qemu: u64,
+    /// Offset in the file.
+    pub file_offset: u64,
+    /// The file of the memory.
+    pub file: File,
+}
+
+struct Mapped {
+    region: Region,
+    qemu: u64,
+    /// Device and inode of the file.
+    file: (u64, u64),
+    memory: Arc<MmapRegion<Marks>>,
+}
+
+/// The guest's RAM.
+#[derive(Default)]
+pub struct GuestRam {
+    regions: Vec<Mapped>,
+    tracking: Arc<Tracking>,
+}
+
+impl GuestRam {
+    /// No memory yet.
+    pub fn new(tracking: Arc<Tracking>) -> Self {
+        Self { regions: Vec::new(), tracking }
+    }
+
+    /// A new memory table. Mappings that are in `self` already are kept: QEMU sends its table at every `cont`, and to map it anew would
+    /// cost a fault for every page touched, and the unmapping falls into the pause.
+    ///
+    /// The file of the first entry is the RAM file; writes to other files are not noted in [`DirtyPages`].
+    pub fn with_table(&self, entries: Vec<Entry>) -> io::Result<Self> {
+        let mut ram = Self::new(self.tracking.clone());
+        let mut new = false;
+        let mut ram_file = None;
+        for entry in entries {
+            let Stat { st_dev, st_ino, .. } = fstat(entry.file.as_fd())?;
+            let file = (st_dev, st_ino);
+            let in_ram_file = *ram_file.get_or_insert(file) == file;
+            let known = self.regions.iter().find(|known| {
+                known.file == file
+                    && (known.region.guest, known.region.len, known.region.file_offset) == (entry.guest, entry.len, entry.file_offset)
+            });
+            let memory = match known {
+                Some(known) => known.memory.clone(),
+                None => {
+                    new = true;
+                    self.map(&entry, in_ram_file)?
+                }
+            };
+            let region = Region { guest: entry.guest, len: entry.len, file_offset: entry.file_offset, address: memory.as_ptr() as usize };
+            ram.regions.push(Mapped { region, qemu: entry.qemu, file, memory });
+        }
+        if new && let Some(watch) = self.tracking.watch() {
+            watch.mapped(&ram.regions());
+        }
+        Ok(ram)
+    }
+
+    /// Where guest RAM is mapped.
+    pub fn regions(&self) -> Vec<Region> {
+        self.regions.iter().map(|mapped| mapped.region).collect()
+    }
+
+    fn map(&self, entry: &Entry, in_ram_file: bool) -> io::Result<Arc<MmapRegion<Marks>>> {
+        let end = entry.file_offset.checked_add(entry.len).filter(|_| entry.guest.checked_add(entry.len).is_some());
+        let end = end.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a memory region wraps around"))?;
+        if entry.file.metadata()?.len() < end {
+            // Touching what lies behind the end of a file would end this process.
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a memory region reaches beyond its file"));
+        }
+        let len = usize::try_from(entry.len).map_err(io::Error::other)?;
+        let aligned = entry.file_offset.is_multiple_of(PAGE_SIZE as u64);
+        if in_ram_file && aligned && end.div_ceil(PAGE_SIZE as u64) <= u64::from(u32::MAX) {
+            self.tracking.dirty.reach(end.div_ceil(PAGE_SIZE as u64));
+        } else {
+            tracing::warn!(
+                guest = entry.guest,
+                len = entry.len,
+                "guest memory outside the RAM file: the disk's writes to it are not tracked"
+            );
+        }
+        let marks = Marks { tracking: self.tracking.clone(), guest: entry.guest, file_offset: in_ram_file.then_some(entry.file_offset) };
+        let region = MmapRegionBuilder::new_with_bitmap(len, marks)
+            .with_file_offset(FileOffset::new(entry.file.try_clone()?, entry.file_offset))
+            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+            .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
+            .build()
+            .map_err(io::Error::other)?;
+        Ok(Arc::new(region))
+    }
+
+    /// The guest address of an address in QEMU.
+    pub fn guest_address(&self, qemu: u64) -> Option<u64> {
+        self.regions.iter().find_map(|mapped| {
+            let offset = qemu.checked_sub(mapped.qemu)?;
+            (offset < mapped.region.len).then(|| mapped.region.guest + offset)
+        })
+    }
+
+    /// Adds guest memory to `pieces`, brought in and checked.
+    pub fn pieces(&self, guest: u64, len: usize, pieces: &mut Pieces) -> GuestMemoryResult<()> {
+        for slice in self.slices(guest, len) {
+            let slice = slice?;
+            pieces.push(slice.ptr_guard_mut().as_ptr(), slice.len());
+        }
+        Ok(())
+    }
+
+    /// Notes that guest memory was written through [`Self::pieces`].
+    pub fn mark(&self, mut guest: u64, mut len: usize) {
+        while len > 0
+            && let Some(mapped) = self.find(guest)
+        {
+            let offset = guest - mapped.region.guest;
+            let now = ((mapped.region.len - offset) as usize).min(len);
+            mapped.memory.bitmap().mark(offset as usize, now);
+            guest += now as u64;
+            len -= now;
+        }
+    }
+
+    fn find(&self, guest: u64) -> Option<&Mapped> {
+        self.regions.iter().find(|mapped| guest.checked_sub(mapped.region.guest).is_some_and(|offset| offset < mapped.region.len))
+    }
+
+    fn slices(&self, guest: u64, len: usize) -> Slices<'_> {
+        Slices { ram: self, watch: self.tracking.watch(), guest, left: len }
+    }
+}
+
+impl GuestMemory for GuestRam {
+    type PhysicalMemory = GuestMemoryMmap<()>;
+    type Bitmap = Marks;
+
+    fn check_range(&self, addr: GuestAddress, count: usize, _access: Permissions) -> bool {
+        let (mut guest, mut left) = (addr.0, count as u64);
+        while left > 0 {
+            let Some(mapped) = self.find(guest) else { return false };
+            let here = (mapped.region.len - (guest - mapped.region.guest)).min(left);
+            left -= here;
+            // Cannot overflow: the region's end was checked when it was mapped.
+            guest += here;
+        }
+        true
+    }
+
+    fn get_slices<'a>(
+        &'a self,
+        addr: GuestAddress,
+        count: usize,
+        _access: Permissions,
+    ) -> GuestMemoryResult<impl GuestMemorySliceIterator<'a, BS<'a, Marks>>> {
+        Ok(self.slices(addr.0, count))
+    }
+}
+
+struct Slices<'a> {
+    ram: &'a GuestRam,
+    watch: Option<Arc<dyn MemoryWatch>>,
+    guest: u64,
+    left: usize,
+}
+
+impl<'a> Slices<'a> {
+    fn step(&mut self) -> GuestMemoryResult<VolatileSlice<'a, MarksAt<'a>>> {
+        let mapped = self.ram.find(self.guest).ok_or(GuestMemoryError::InvalidGuestAddress(GuestAddress(self.guest)))?;
+        let offset = self.guest - mapped.region.guest;
+        let len = ((mapped.region.len - offset) as usize).min(self.left);
+        if let (Some(watch), Some(start)) = (&self.watch, mapped.memory.bitmap().file_offset) {
+            let first = (start + offset) / PAGE_SIZE as u64;
+            let last = (start + offset + len as u64 - 1) / PAGE_SIZE as u64;
+            watch.before_access(first as u32, (last - first + 1) as u32).map_err(GuestMemoryError::IOError)?;
+        }
+        let slice = mapped.memory.get_slice(offset as usize, len)?;
+        self.guest += len as u64;
+        self.left -= len;
+        Ok(slice)
+    }
+}
+
+impl<'a> Iterator for Slices<'a> {
+    type Item = GuestMemoryResult<VolatileSlice<'a, MarksAt<'a>>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.left == 0 {
+            return None;
+        }
+        let slice = self.step();
+        if slice.is_err() {
+            self.left = 0;
+        }
+        Some(slice)
+    }
+}
+
+impl FusedIterator for Slices<'_> {}
+
+impl<'a> GuestMemorySliceIterator<'a, MarksAt<'a>> for Slices<'a> {}
+
+fn read<T: ?Sized>(lock: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

@@ -1,0 +1,42 @@
+//! What a disk needs of the store, as two small traits: the seam at which tests put their own.
+
+use fermata_store::{Class, Result, Store, Writer};
+use fermata_types::{PageBuf, PageName, PageNumber, Root};
+
+/// Where the blocks of earlier checkpoints are read from.
+pub trait Pages: Send + Sync {
+    /// What a page table says of one block. None: it does not name it.
+    fn lookup(&self, root: &Root, block: PageNumber) -> Result<Option<PageName>>;
+
+    /// Reads many blocks, in any order.
+    fn read(&self, wanted: Vec<(PageNumber, PageName)>, each: &mut dyn FnMut(PageNumber, &PageBuf) -> bool) -> Result<()>;
+}
+
+impl Pages for Store {
+    fn lookup(&self, root: &Root, block: PageNumber) -> Result<Option<PageName>> {
+        Store::lookup(self, root, block)
+    }
+
+    fn read(&self, wanted: Vec<(PageNumber, PageName)>, each: &mut dyn FnMut(PageNumber, &PageBuf) -> bool) -> Result<()> {
+        self.read_pages(wanted, each)
+    }
+}
+
+/// Where the blocks of a cut are written.
+pub trait Sink {
+    /// Puts one block through the sieve.
+    fn put(&mut self, block: &PageBuf) -> Result<(PageName, Class)>;
+
+    /// A page table like `base` but for `changes`, sorted by block.
+    fn update(&mut self, base: &Root, changes: &[(PageNumber, Option<PageName>)]) -> Result<Root>;
+}
+
+impl Sink for Writer {
+    fn put(&mut self, block: &PageBuf) -> Result<(PageName, Class)> {
+        self.put_page(block)
+    }
+
+    fn update(&mut self, base: &Root, changes: &[(PageNumber, Option<PageName>)]) -> Result<Root> {
+        self.update_table(base, changes)
+    }
+}

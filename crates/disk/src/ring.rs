@@ -1,0 +1,216 @@
+//! One virtqueue: started and stopped by QEMU, served by the worker.
+//!
+//! ```text
+//!            SET_VRING_KICK, enabled           unusable
+//!  stopped ---------------------------> running ------> broken
+//!     ^                                    |              |
+//!     +------- GET_VRING_BASE, disconnect -+--------------+
+//! ```
+//! A broken ring is what a guest gets that writes nonsense into it: it stays silent until the guest resets the device.
+
+use crate::{device::Device, guest::GuestRam};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    sync::Arc,
+};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::GuestAddress;
+
+/// Requests served before other rings get their turn.
+const BATCH: usize = 64;
+/// Requests served before the guest is told of them.
+const NOTIFY_EVERY: usize = 8;
+
+/// Descriptors that a ring may have.
+pub const RING_SIZE_MAX: u16 = 1024;
+
+/// What the worker does next with a ring.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Waits for the guest's kick.
+    Wait,
+    /// Comes back soon: there is more.
+    Again,
+}
+
+/// A virtqueue and its event descriptors.
+pub struct Ring {
+    queue: Queue,
+    kick: Option<Arc<File>>,
+    call: Option<File>,
+    enabled: bool,
+    running: bool,
+    /// The addresses that QEMU sent, in its own memory: descriptors, available ring, used ring.
+    addresses: Option<[u64; 3]>,
+}
+
+impl Ring {
+    /// A stopped ring.
+    pub fn new() -> Self {
+        Self {
+            queue: Queue::new(RING_SIZE_MAX).expect("the size is a power of two within bounds"),
+            kick: None,
+            call: None,
+            enabled: false,
+            running: false,
+            addresses: None,
+        }
+    }
+
+    /// Sets the number of descriptors. False if there cannot be so many.
+    pub fn set_size(&mut self, size: u32) -> bool {
+        let fits = u16::try_from(size).is_ok_and(|size| size > 0 && size <= RING_SIZE_MAX && size.is_power_of_two());
+        if fits {
+            self.queue.set_size(size as u16);
+        }
+        fits
+    }
+
+    /// Sets where the ring lies, as addresses in QEMU.
+    pub fn set_addresses(&mut self, descriptors: u64, available: u64, used: u64) {
+        self.addresses = Some([descriptors, available, used]);
+    }
+
+    /// Sets which request comes next.
+    pub fn set_base(&mut self, base: u16) {
+        self.queue.set_next_avail(base);
+    }
+
+    /// Whether positions in the ring tell when to notify.
+    pub fn set_event_idx(&mut self, enabled: bool) {
+        self.queue.set_event_idx(enabled);
+    }
+
+    /// Sets the descriptor that tells the guest.
+    pub fn set_call(&mut self, call: Option<File>) {
+        self.call = call;
+    }
+
+    /// Enables the ring, or silences it without stopping it.
+    pub fn set_enabled(&mut self, enabled: bool) {
+        self.enabled = enabled;
+    }
+
+    /// Starts the ring. With no kick descriptor it stays stopped: polling is not offered.
+    pub fn start(&mut self, kick: Option<File>, ram: &GuestRam) -> io::Result<()> {
+        self.stop();
+        let Some(kick) = kick else { return Ok(()) };
+        // A kick that somebody else has consumed must not leave the worker waiting for ever.
+        fcntl_setfl(&kick, fcntl_getfl(&kick)? | OFlags::NONBLOCK)?;
+        self.kick = Some(Arc::new(kick));
+        match self.locate(ram) {
+            Some(()) => self.running = true,
+            None => tracing::warn!("a ring does not lie in guest memory: it stays silent until the guest resets the disk"),
+        }
+        Ok(())
+    }
+
+    /// Finds the ring in guest memory, and goes on where the used ring ends: what was completed is told there and nowhere else.
+    fn locate(&mut self, ram: &GuestRam) -> Option<()> {
+        let [descriptors, available, used] = self.addresses?;
+        let at = |address: u64| ram.guest_address(address).map(GuestAddress);
+        self.queue.try_set_desc_table_address(at(descriptors)?).ok()?;
+        self.queue.try_set_avail_ring_address(at(available)?).ok()?;
+        self.queue.try_set_used_ring_address(at(used)?).ok()?;
+        let used = self.queue.used_idx(ram, std::sync::atomic::Ordering::Acquire).ok()?;
+        self.queue.set_next_used(used.0);
+        self.queue.set_ready(true);
+        self.queue.is_valid(ram).then_some(())
+    }
+
+    /// Stops the ring. Returns which request would have come next.
+    pub fn stop(&mut self) -> u16 {
+        self.queue.set_ready(false);
+        self.running = false;
+        self.kick = None;
+        self.queue.next_avail()
+    }
+
+    /// Whether requests may be served.
+    pub fn is_running(&self) -> bool {
+        self.running && self.enabled
+    }
+
+    /// Whether QEMU has started the ring and not stopped it since.
+    pub fn is_started(&self) -> bool {
+        self.kick.is_some()
+    }
+
+    /// The kick descriptor of a running ring.
+    pub fn kick(&self) -> Option<Arc<File>> {
+        self.kick.clone().filter(|_| self.is_running())
+    }
+
+    /// Forgets a kick that has come.
+    pub fn take_kick(kick: &File) {
+        let mut count = [0; 8];
+        // Nothing to read is fine: somebody else has been faster.
+        let mut kick = kick;
+        let _ = kick.read(&mut count);
+    }
+
+    /// Serves requests until there are none, `yield_now` says so, or others should have their turn. An error means that the ring is unusable.
+    pub fn serve(&mut self, ram: &GuestRam, device: &mut Device, yield_now: impl Fn() -> bool) -> Next {
+        if !self.is_running() {
+            return Next::Wait;
+        }
+        match self.try_serve(ram, device, yield_now) {
+            Ok(next) => next,
+            Err(error) => {
+                tracing::warn!(%error, "a ring is unusable: it stays silent until the guest resets the disk");
+                self.running = false;
+                Next::Wait
+            }
+        }
+    }
+
+    fn try_serve(&mut self, ram: &GuestRam, device: &mut Device, yield_now: impl Fn() -> bool) -> Result<Next, virtio_queue::Error> {
+        let mut served = 0;
+        loop {
+            self.queue.disable_notification(ram)?;
+            let mut untold = 0;
+            while let Some(chain) = self.queue.iter(ram)?.next() {
+                let head = chain.head_index();
+                let written = device.handle(ram, chain);
+                self.queue.add_used(ram, head, written)?;
+                served += 1;
+                untold += 1;
+                if served >= BATCH || yield_now() {
+                    self.notify(ram)?;
+                    return Ok(Next::Again);
+                }
+                if untold == NOTIFY_EVERY {
+                    self.notify(ram)?;
+                    untold = 0;
+                }
+            }
+            if untold > 0 {
+                self.notify(ram)?;
+            }
+            if !self.queue.enable_notification(ram)? {
+                return Ok(Next::Wait);
+            }
+            if yield_now() {
+                return Ok(Next::Again);
+            }
+        }
+    }
+
+    fn notify(&mut self, ram: &GuestRam) -> Result<(), virtio_queue::Error> {
+        if self.queue.needs_notification(ram)?
+            && let Some(mut call) = self.call.as_ref()
+        {
+            // A full counter has told the guest already.
+            let _ = call.write(&1u64.to_ne_bytes());
+        }
+        Ok(())
+    }
+}
+
+impl Default for Ring {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,380 @@
+//! One connection of a QEMU: the vhost-user protocol on one thread, the rings on another.
+//!
+//! Both threads share the [`Link`]: rings, memory table and device behind one lock. The worker holds it for one request at a time, so when the protocol thread has
+//! it, nothing is in flight: that is all there is to draining. The protocol thread announces itself first, because a lock is not fair and the
+//! worker would take it again at once.
+
+use crate::{
+    Disk,
+    device::{Counters, Device},
+    guest::{Entry, GuestRam, Tracking},
+    ring::{Next, RING_SIZE_MAX, Ring},
+};
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
+    io::Errno,
+};
+use std::{
+    fs::File,
+    io::{self, Write},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+use vhost::{
+    VhostUserMemoryRegionBase,
+    vhost_user::{
+        Error, Result, VhostUserBackendReqHandlerMut,
+        message::{
+            VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight, VhostUserLog,
+            VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg, VhostUserSingleMemoryRegion,
+            VhostUserVirtioFeatures, VhostUserVringAddrFlags, VhostUserVringState,
+        },
+    },
+};
+
+/// Rings that a device may have: QEMU takes one for each CPU.
+pub const RINGS_MAX: usize = 64;
+
+const LOG_ALL: u64 = 1 << 26;
+
+/// How many rings QEMU has started and not stopped: zero means that the guest's requests are all done and none will be taken up.
+#[derive(Debug, Clone, Default)]
+pub struct Running(Arc<AtomicUsize>);
+
+impl Running {
+    /// Rings started and not stopped.
+    pub fn rings(&self) -> usize {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// What both threads of a connection share.
+pub struct Link {
+    state: Mutex<State>,
+    /// How many threads wait for `state` and go before the worker.
+    waiting: AtomicUsize,
+    wake: File,
+    closing: AtomicBool,
+    disk: Arc<Disk>,
+    tracking: Arc<Tracking>,
+    running: Running,
+}
+
+struct State {
+    rings: Vec<Ring>,
+    ram: GuestRam,
+    device: Device,
+}
+
+impl Link {
+    /// A connection without memory and with all rings stopped.
+    pub fn new(disk: Arc<Disk>, serial: &str, tracking: Arc<Tracking>, counters: Arc<Counters>, running: Running) -> io::Result<Arc<Self>> {
+        let device = Device::new(disk.clone(), serial, counters);
+        let rings = (0..RINGS_MAX).map(|_| Ring::new()).collect();
+        Ok(Arc::new(Self {
+            state: Mutex::new(State { rings, ram: GuestRam::new(tracking.clone()), device }),
+            waiting: AtomicUsize::new(0),
+            wake: File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
+            closing: AtomicBool::new(false),
+            disk,
+            tracking,
+            running,
+        }))
+    }
+
+    /// Stops all rings and ends the worker.
+    pub fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.change(|state| {
+            for ring in &mut state.rings {
+                ring.stop();
+            }
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Changes the state with no request in flight, then lets the worker have a look.
+    fn change<R>(&self, with: impl FnOnce(&mut State) -> R) -> R {
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+        let mut state = self.lock();
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
+        let result = with(&mut state);
+        let started = state.rings.iter().filter(|ring| ring.is_started()).count();
+        self.running.0.store(started, Ordering::Release);
+        drop(state);
+        // Cannot fail but for a full counter, which wakes the worker as well.
+        let _ = (&self.wake).write(&1u64.to_ne_bytes());
+        result
+    }
+
+    fn with_ring<R>(&self, index: u32, with: impl FnOnce(&mut Ring, &GuestRam) -> R) -> Result<R> {
+        if index as usize >= RINGS_MAX {
+            return Err(Error::InvalidParam);
+        }
+        Ok(self.change(|state| with(&mut state.rings[index as usize], &state.ram)))
+    }
+
+    /// Serves the rings until the connection closes: the worker thread's work.
+    pub fn work(&self) {
+        let mut kicks: Vec<(usize, Arc<File>)> = Vec::new();
+        let mut busy = vec![false; RINGS_MAX];
+        while !self.closing.load(Ordering::Acquire) {
+            let any_busy = busy.contains(&true);
+            let (woken, kicked) = match wait(&self.wake, &kicks, any_busy) {
+                Ok(ready) => ready,
+                Err(error) => {
+                    tracing::error!(%error, "the disk's worker cannot wait for requests and ends");
+                    return;
+                }
+            };
+            if woken {
+                Ring::take_kick(&self.wake);
+                let state = self.lock();
+                kicks = state.rings.iter().enumerate().filter_map(|(i, ring)| Some((i, ring.kick()?))).collect();
+                // A ring that was just started may hold requests whose kick went to somebody else.
+                kicks.iter().for_each(|(i, _)| busy[*i] = true);
+            }
+            kicked.iter().for_each(|i| busy[*i] = true);
+            for (i, busy) in busy.iter_mut().enumerate().filter(|(_, busy)| **busy) {
+                *busy = self.serve(i) == Next::Again;
+            }
+        }
+    }
+
+    fn serve(&self, ring: usize) -> Next {
+        while self.waiting.load(Ordering::Acquire) > 0 {
+            std::thread::yield_now();
+        }
+        let State { rings, ram, device } = &mut *self.lock();
+        rings[ring].serve(ram, device, || self.waiting.load(Ordering::Acquire) > 0)
+    }
+}
+
+/// Waits for a wake-up or a kick; not at all if there is work left. Takes the kicks, and says whose they were.
+fn wait(wake: &File, kicks: &[(usize, Arc<File>)], no_wait: bool) -> io::Result<(bool, Vec<usize>)> {
+    let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(kicks.len() + 1);
+    polled.push(PollFd::new(wake, PollFlags::IN));
+    polled.extend(kicks.iter().map(|(_, kick)| PollFd::new(&**kick, PollFlags::IN)));
+    let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+    match poll(&mut polled, no_wait.then_some(&now)) {
+        Ok(_) => {}
+        Err(Errno::INTR) => return Ok((false, Vec::new())),
+        Err(error) => return Err(error.into()),
+    }
+    let mut kicked = Vec::new();
+    for ((ring, kick), polled) in kicks.iter().zip(&polled[1..]) {
+        if polled.revents().contains(PollFlags::IN) {
+            Ring::take_kick(kick);
+            kicked.push(*ring);
+        }
+    }
+    Ok((!polled[0].revents().is_empty(), kicked))
+}
+
+/// The backend's side of the vhost-user protocol.
+pub struct Protocol(pub Arc<Link>);
+
+fn not_offered<T>() -> Result<T> {
+    Err(Error::InvalidOperation("this backend does not offer it"))
+}
+
+impl Protocol {
+    fn features(&self) -> u64 {
+        Device::features(&self.0.disk) | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() | LOG_ALL
+    }
+
+    fn set_ram(&self, with: impl FnOnce(&GuestRam) -> io::Result<GuestRam>) -> Result<()> {
+        self.0.change(|state| {
+            state.ram = with(&state.ram).map_err(Error::ReqHandlerError)?;
+            Ok(())
+        })
+    }
+}
+
+impl VhostUserBackendReqHandlerMut for Protocol {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        self.0.change(|state| state.rings.iter_mut().for_each(|ring| *ring = Ring::new()));
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(self.features())
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        if features & !self.features() != 0 {
+            return Err(Error::InvalidParam);
+        }
+        let has = |bit: u32| features & 1 << bit != 0;
+        let event_idx = has(virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX);
+        // Without the protocol's own features there is no message that enables a ring.
+        let enabled = features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0;
+        self.0.change(|state| {
+            for ring in &mut state.rings {
+                ring.set_event_idx(event_idx);
+                if enabled {
+                    ring.set_enabled(true);
+                }
+            }
+        });
+        self.0.tracking.set_logging(features & LOG_ALL != 0);
+        Ok(())
+    }
+
+    fn set_mem_table(
+        &mut self,
+        table: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        let entries = table.iter().zip(files).map(|(region, file)| Entry {
+            guest: region.guest_phys_addr,
+            len: region.memory_size,
+            qemu: region.user_addr,
+            file_offset: region.mmap_offset,
+            file,
+        });
+        let entries = entries.collect();
+        self.set_ram(|ram| ram.with_table(entries))?;
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        if self.0.with_ring(index, |ring, _| ring.set_size(num))? { Ok(()) } else { Err(Error::InvalidParam) }
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptor: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Result<()> {
+        self.0.with_ring(index, |ring, _| ring.set_addresses(descriptor, available, used))
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        self.0.with_ring(index, |ring, _| ring.set_base(base as u16))
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        let base = self.0.with_ring(index, |ring, _| {
+            ring.set_call(None);
+            ring.stop()
+        })?;
+        Ok(VhostUserVringState::new(index, base.into()))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        self.0.with_ring(index.into(), |ring, ram| ring.start(file, ram))?.map_err(Error::ReqHandlerError)
+    }
+
+    fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        self.0.with_ring(index.into(), |ring, _| ring.set_call(file))
+    }
+
+    fn set_vring_err(&mut self, _index: u8, _file: Option<File>) -> Result<()> {
+        Ok(())
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::LOG_SHMFD)
+    }
+
+    fn set_protocol_features(&mut self, _features: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(RINGS_MAX as u64)
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        self.0.with_ring(index, |ring, _| ring.set_enabled(enable))
+    }
+
+    fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        let config = Device::config(&self.0.disk, RINGS_MAX as u16);
+        let known = config.iter().copied().chain(std::iter::repeat(0));
+        Ok(known.skip(offset as usize).take(size as usize).collect())
+    }
+
+    fn set_config(&mut self, _offset: u32, _buf: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
+        // The only writable field is the cache mode, which is not offered.
+        Ok(())
+    }
+
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        self.0.tracking.set_log(file, log.mmap_offset, log.mmap_size).map_err(Error::ReqHandlerError)
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        not_offered()
+    }
+
+    fn add_mem_region(
+        &mut self,
+        _region: &VhostUserSingleMemoryRegion,
+        _file: File,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<VhostUserMemoryRegionBase>> {
+        not_offered()
+    }
+
+    fn remove_mem_region(&mut self, _region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        not_offered()
+    }
+
+    fn set_gpu_socket(&mut self, _gpu: vhost::vhost_user::GpuBackend) -> Result<()> {
+        not_offered()
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
+        not_offered()
+    }
+
+    fn get_inflight_fd(&mut self, _inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        not_offered()
+    }
+
+    fn set_inflight_fd(&mut self, _inflight: &VhostUserInflight, _file: File) -> Result<()> {
+        not_offered()
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _file: File,
+    ) -> Result<Option<File>> {
+        not_offered()
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        not_offered()
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        not_offered()
+    }
+}
+
+const _: () = assert!(RING_SIZE_MAX.is_power_of_two());

@@ -1,0 +1,119 @@
+//! A store in memory, and images to test with.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use fermata_disk::{Pages, Sink};
+use fermata_store::{Class, Result};
+use fermata_types::{NodeName, PAGE_SIZE, PageBuf, PageName, PageNumber, Root, ZERO_PAGE};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    fs,
+    path::{Path, PathBuf},
+    sync::Mutex,
+};
+
+type Table = BTreeMap<PageNumber, PageName>;
+
+/// Pages and page tables, as a store would keep them.
+#[derive(Default)]
+pub struct Memory {
+    pages: Mutex<HashMap<PageName, PageBuf>>,
+    tables: Mutex<HashMap<NodeName, Table>>,
+    on_disk: HashSet<PageName>,
+}
+
+fn name(page: &[u8]) -> PageName {
+    PageName(*blake3::hash(page).as_bytes())
+}
+
+impl Memory {
+    /// An empty store that knows the blocks of an image.
+    pub fn over(image: &[u8]) -> Self {
+        let memory = Self::default();
+        let mut on_disk = HashSet::new();
+        for block in image.chunks(PAGE_SIZE) {
+            let mut page = [0; PAGE_SIZE];
+            page[..block.len()].copy_from_slice(block);
+            on_disk.insert(name(&page));
+            memory.pages.lock().unwrap().insert(name(&page), page);
+        }
+        Self { on_disk, ..memory }
+    }
+
+    /// Lays a table over the content of an image.
+    pub fn apply(&self, root: &Root, content: &mut [u8]) {
+        let Some(node) = root.node else { return };
+        let pages = self.pages.lock().unwrap();
+        for (block, name) in &self.tables.lock().unwrap()[&node] {
+            let at = *block as usize * PAGE_SIZE;
+            let zero = [0; PAGE_SIZE];
+            let page = if *name == ZERO_PAGE { &zero } else { &pages[name] };
+            content[at..at + PAGE_SIZE].copy_from_slice(page);
+        }
+    }
+
+    fn table(&self, root: &Root) -> Table {
+        root.node.map_or_else(Table::new, |node| self.tables.lock().unwrap()[&node].clone())
+    }
+}
+
+impl Pages for Memory {
+    fn lookup(&self, root: &Root, block: PageNumber) -> Result<Option<PageName>> {
+        Ok(root.node.and_then(|node| self.tables.lock().unwrap()[&node].get(&block).copied()))
+    }
+
+    fn read(&self, mut wanted: Vec<(PageNumber, PageName)>, each: &mut dyn FnMut(PageNumber, &PageBuf) -> bool) -> Result<()> {
+        // In some other order, as a store does.
+        wanted.sort_by_key(|(_, name)| *name);
+        let pages = self.pages.lock().unwrap();
+        for (block, name) in wanted {
+            if !each(block, &pages[&name]) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Sink for &Memory {
+    fn put(&mut self, block: &PageBuf) -> Result<(PageName, Class)> {
+        let name = name(block);
+        let class = if name == ZERO_PAGE {
+            Class::Zero
+        } else if self.on_disk.contains(&name) {
+            Class::OnDisk
+        } else if self.pages.lock().unwrap().insert(name, *block).is_some() {
+            Class::Known
+        } else {
+            Class::New
+        };
+        Ok((name, class))
+    }
+
+    fn update(&mut self, base: &Root, changes: &[(PageNumber, Option<PageName>)]) -> Result<Root> {
+        assert!(changes.is_sorted_by(|a, b| a.0 < b.0));
+        let mut table = self.table(base);
+        for (block, name) in changes {
+            match name {
+                Some(name) => table.insert(*block, *name),
+                None => table.remove(block),
+            };
+        }
+        if table.is_empty() {
+            return Ok(Root::empty(base.pages));
+        }
+        let mut hasher = blake3::Hasher::new();
+        for (block, name) in &table {
+            hasher.update(&block.to_le_bytes()).update(name.as_bytes());
+        }
+        let node = NodeName(*hasher.finalize().as_bytes());
+        self.tables.lock().unwrap().insert(node, table);
+        Ok(Root { pages: base.pages, node: Some(node) })
+    }
+}
+
+/// A raw image with this content.
+pub fn image(dir: &Path, content: &[u8]) -> PathBuf {
+    let path = dir.join("golden.raw");
+    fs::write(&path, content).unwrap();
+    path
+}

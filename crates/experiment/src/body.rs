@@ -1,0 +1,175 @@
+//! One QEMU process with the servers of its disks: what a run lives in, until a `goto` gives it another.
+
+use crate::{Error, Host, Result, plan::{Plan, details}};
+use fermata_disk::{DirtyPages, Disk, DiskOptions, DiskPart, MemoryWatch, Server};
+use fermata_store::{Progress, Record, Store};
+use fermata_types::{ImageId, MachineId, PageNumber, PageSet, Root};
+use fermata_vm::{DEVICES, Machine, MachineDetails, MachinePart, OtherWriters, RAM, Restore, ram_pages};
+use std::{io, sync::{Arc, OnceLock, Weak}};
+
+use crate::coordinate::Parts;
+
+/// The page table of a disk in its part's state.
+const BLOCKS: &str = "blocks";
+
+/// A machine with its disks. Dropping it ends QEMU.
+pub struct Body {
+    // The machine goes first: its disks' servers see QEMU leave.
+    machine: Arc<Machine>,
+    disks: Vec<ServedDisk>,
+    images: Vec<ImageId>,
+    plan: Plan,
+}
+
+/// What a body was built after, to build another one like it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Blueprint(pub(crate) Plan);
+
+struct ServedDisk {
+    name: String,
+    disk: Arc<Disk>,
+    dirty: Arc<DirtyPages>,
+    _server: Server,
+}
+
+/// What a body gets back into it.
+pub(crate) struct Return<'a> {
+    pub store: &'a Store,
+    pub id: &'a str,
+    pub record: &'a Record,
+    pub eager: bool,
+    pub fresh_randomness: bool,
+}
+
+impl Body {
+    /// A machine that is about to boot, and its parts.
+    pub(crate) fn boot(host: &Host, plan: &Plan, progress: &mut dyn FnMut(&str, Progress)) -> Result<(Self, Parts)> {
+        let (body, loaded) = Self::build(host, plan, progress, Machine::boot)?;
+        let parts = body.parts(body.machine.id(), Root::empty(ram_pages(&plan.machine)), loaded)?;
+        Ok((body, parts))
+    }
+
+    /// A machine that waits for a state.
+    pub(crate) fn spare(host: &Host, plan: &Plan, progress: &mut dyn FnMut(&str, Progress)) -> Result<Self> {
+        let (body, _) = Self::build(host, plan, progress, |config, place| Ok((Machine::spare(config, place)?, PageSet::new())))?;
+        Ok(body)
+    }
+
+    fn build(
+        host: &Host,
+        plan: &Plan,
+        progress: &mut dyn FnMut(&str, Progress),
+        start: impl FnOnce(fermata_vm::MachineConfig, fermata_vm::Place) -> fermata_vm::Result<(Machine, PageSet)>,
+    ) -> Result<(Self, PageSet)> {
+        host.check_room(plan)?;
+        let place = host.place(&plan.machine.name);
+        std::fs::create_dir_all(&place.directory).map_err(|source| Error::Io { what: "making", path: place.directory.clone(), source })?;
+        let memory = Arc::new(GuestMemory::default());
+        let mut disks = Vec::new();
+        let mut images = Vec::new();
+        for (index, disk) in plan.disks.iter().enumerate() {
+            let golden = host.image(disk, progress)?;
+            images.extend(golden.as_ref().map(|golden| golden.id()));
+            let options = DiskOptions {
+                golden,
+                size: disk.bytes,
+                root: None,
+                pages: Arc::new(host.store().clone()),
+                overlay_dir: host.store().live_dir(),
+                read_only: disk.read_only,
+            };
+            let served = Arc::new(Disk::new(options)?);
+            let dirty = Arc::new(DirtyPages::new(ram_pages(&plan.machine)));
+            let server = Server::start(&place.disk_socket(index as u32), served.clone(), dirty.clone(), memory.clone())?;
+            disks.push(ServedDisk { name: disk.name.clone(), disk: served, dirty, _server: server });
+        }
+        let (machine, loaded) = start(plan.machine.clone(), place)?;
+        let machine = Arc::new(machine);
+        let _ = memory.0.set(Arc::downgrade(&machine));
+        Ok((Self { machine, disks, images, plan: plan.clone() }, loaded))
+    }
+
+    /// What it was built after.
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// How to build another one that can take up its checkpoints.
+    pub fn blueprint(&self) -> Result<Blueprint> {
+        let machine = fermata_vm::MachineConfig { machine_type: self.machine.machine_type()?, ..self.plan.machine.clone() };
+        Ok(Blueprint(Plan { machine, disks: self.plan.disks.clone() }))
+    }
+
+    /// The machine.
+    pub fn machine(&self) -> &Arc<Machine> {
+        &self.machine
+    }
+
+    /// Golden images that the disks stand on.
+    pub(crate) fn images(&self) -> &[ImageId] {
+        &self.images
+    }
+
+    /// Puts a checkpoint into a spare body. The machine is left paused. Returns the parts, and who the machine is now.
+    pub(crate) fn restore(&self, state: &Return<'_>) -> Result<(Parts, MachineDetails)> {
+        let bad = |what: &str| Error::BadRecord { id: state.id.to_owned(), what: what.to_owned() };
+        let mut details = details(state.record, state.id)?;
+        self.check_images(state)?;
+        for disk in &self.disks {
+            let part = state.record.parts.iter().find(|part| part.name == disk.name).ok_or_else(|| bad(&format!("{} is not in it", disk.name)))?;
+            disk.disk.reset(*part.tables.get(BLOCKS).ok_or_else(|| bad(&format!("{} has no blocks", disk.name)))?)?;
+            disk.dirty.take();
+        }
+        let machine = state.record.parts.iter().find(|part| part.name == details.config.name).ok_or_else(|| bad("its machine is not in it"))?;
+        let ram = *machine.tables.get(RAM).ok_or_else(|| bad("its machine has no RAM"))?;
+        let devices = state.store.read_blob(machine.blobs.get(DEVICES).ok_or_else(|| bad("its machine has no devices"))?)?;
+        let restore = Restore { store: state.store, ram, devices: &devices, eager: state.eager, fresh_randomness: state.fresh_randomness };
+        let owed = self.machine.restore(&restore)?;
+        if state.fresh_randomness {
+            details.id = self.machine.id();
+        }
+        Ok((self.parts(details.id, ram, owed)?, details))
+    }
+
+    /// Disk blocks that a checkpoint took from a golden image would come from this one.
+    fn check_images(&self, state: &Return<'_>) -> Result<()> {
+        if self.images == state.record.images {
+            return Ok(());
+        }
+        let names: Vec<_> = self.plan.disks.iter().filter_map(|disk| disk.image.as_ref()).map(|path| path.display().to_string()).collect();
+        Err(Error::Refused(format!(
+            "checkpoint {} stands on other golden images than {} are now: put the images back as they were when the experiment began",
+            state.id,
+            names.join(", ")
+        )))
+    }
+
+    fn parts(&self, id: MachineId, ram: Root, owed: PageSet) -> Result<Parts> {
+        let writers = self.disks.iter().map(|disk| Arc::new(Backend(disk.dirty.clone())) as Arc<dyn OtherWriters>).collect();
+        let mut parts: Parts = vec![Box::new(MachinePart::new(self.machine.clone(), id, ram, owed, writers)?)];
+        parts.extend(self.disks.iter().map(|disk| Box::new(DiskPart::new(disk.name.clone(), disk.disk.clone())) as Box<_>));
+        Ok(parts)
+    }
+}
+
+/// What a disk's server writes into guest memory, for the machine's checkpoint.
+struct Backend(Arc<DirtyPages>);
+
+impl OtherWriters for Backend {
+    fn take_written(&self) -> PageSet {
+        self.0.take()
+    }
+}
+
+/// Lets a disk's server touch guest memory that is not yet restored.
+#[derive(Default)]
+struct GuestMemory(OnceLock<Weak<Machine>>);
+
+impl MemoryWatch for GuestMemory {
+    fn before_access(&self, first: PageNumber, pages: u32) -> io::Result<()> {
+        match self.0.get().and_then(Weak::upgrade) {
+            Some(machine) => machine.bring_in(first, pages),
+            None => Ok(()),
+        }
+    }
+}

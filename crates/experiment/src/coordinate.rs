@@ -1,0 +1,121 @@
+//! One checkpoint over all parts of a run: drives the protocol, measures the pause.
+
+use fermata_checkpoint::{Captured, Failure, Outcome, Part, Protocol, Saved, Step};
+use fermata_linux::clock::Stopwatch;
+use fermata_store::Writer;
+use fermata_types::PageCounts;
+use std::{collections::BTreeMap, time::Duration};
+
+/// The parts of a run.
+pub(crate) type Parts = Vec<Box<dyn Part<Writer>>>;
+
+/// A part that failed, and in which phase.
+#[derive(Debug, thiserror::Error)]
+#[error("{part} could not {phase}: {cause}")]
+pub struct PartFailure {
+    /// The part.
+    pub part: String,
+    /// `prepare`, `freeze`, `capture`, `thaw`, `save`.
+    pub phase: &'static str,
+    /// Why.
+    #[source]
+    pub cause: Failure,
+}
+
+/// A checkpoint whose pause is over, and that is not yet stored.
+pub(crate) struct Tentative {
+    protocol: Protocol,
+    names: Vec<String>,
+    captured: Vec<Box<dyn Captured<Writer>>>,
+    writer: Writer,
+    /// From the first part's freeze to the last one's thaw.
+    pub pause: Duration,
+    /// What it was spent on: part and step.
+    pub steps: BTreeMap<String, Duration>,
+}
+
+/// What became of all parts.
+pub(crate) struct SavedParts {
+    pub saved: Vec<Saved>,
+    pub pages: PageCounts,
+    pub writer: Writer,
+}
+
+/// Prepares, freezes, captures and thaws. On failure the parts have been settled already.
+pub(crate) fn take(parts: &mut Parts, mut writer: Writer) -> Result<Tentative, PartFailure> {
+    let mut protocol = Protocol::new(parts.iter().map(|part| part.kind()));
+    let mut captured = Vec::new();
+    let mut failure = None;
+    let mut watch = None;
+    let mut pause = Duration::ZERO;
+    loop {
+        let step = protocol.step().expect("a checkpoint is saved or settled before it is over");
+        let result = match &step {
+            Step::Prepare(of) => each(parts, of, "prepare", |part| part.prepare(&mut writer)),
+            Step::Freeze(of) => {
+                watch.get_or_insert_with(Stopwatch::start);
+                each(parts, of, "freeze", |part| part.freeze())
+            }
+            Step::Capture(of) => each(parts, of, "capture", |part| {
+                captured.push(part.capture()?);
+                Ok(())
+            }),
+            Step::Thaw(of) => {
+                let result = each(parts, of, "thaw", |part| part.thaw());
+                pause = watch.map_or(Duration::ZERO, |watch| watch.elapsed());
+                result
+            }
+            Step::Save(_) => break,
+            Step::Commit => unreachable!("nothing is committed before it is saved"),
+            Step::Settle { .. } => {
+                parts.iter_mut().for_each(|part| part.settle(Outcome::Aborted));
+                return Err(failure.expect("a checkpoint that is settled so early failed"));
+            }
+        };
+        protocol.done(result.is_ok());
+        // The first failure is the cause; later ones follow from it.
+        failure = failure.or(result.err());
+    }
+    let steps = parts.iter().flat_map(|part| part.notes().into_iter().map(|note| (format!("{} {}", part.name(), note.step), note.took))).collect();
+    let names = parts.iter().map(|part| part.name().to_owned()).collect();
+    Ok(Tentative { protocol, names, captured, writer, pause, steps })
+}
+
+/// Runs one phase of some parts. All of them are tried even if one fails: what can be thawed is.
+fn each(
+    parts: &mut Parts,
+    of: &[usize],
+    phase: &'static str,
+    mut work: impl FnMut(&mut Box<dyn Part<Writer>>) -> Result<(), Failure>,
+) -> Result<(), PartFailure> {
+    let mut failed = Ok(());
+    for index in of {
+        let part = &mut parts[*index];
+        if let Err(cause) = work(part) {
+            failed = failed.and(Err(PartFailure { part: part.name().to_owned(), phase, cause }));
+        }
+    }
+    failed
+}
+
+impl Tentative {
+    /// Stores every part, behind the guests. The writer comes back for the commit.
+    pub fn save(mut self) -> Result<SavedParts, PartFailure> {
+        debug_assert!(matches!(self.protocol.step(), Some(Step::Save(_))) && !self.protocol.failed());
+        let mut saved = Vec::new();
+        let mut pages = PageCounts::default();
+        for (name, captured) in self.names.into_iter().zip(self.captured) {
+            let part = captured.save(&mut self.writer).map_err(|cause| PartFailure { part: name, phase: "save", cause })?;
+            pages += part.pages;
+            saved.push(part);
+        }
+        Ok(SavedParts { saved, pages, writer: self.writer })
+    }
+}
+
+/// Tells every part how the checkpoint ended.
+pub(crate) fn settle(parts: &mut Parts, saved: Option<&[Saved]>) {
+    for (index, part) in parts.iter_mut().enumerate() {
+        part.settle(saved.and_then(|saved| saved.get(index)).map_or(Outcome::Aborted, |saved| Outcome::Permanent(&saved.state)));
+    }
+}

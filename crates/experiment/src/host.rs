@@ -1,0 +1,107 @@
+//! What an experiment uses of this host: the store, its run directory, golden images.
+
+use crate::{Error, Result, plan::{DiskPlan, Plan}};
+use fermata_disk::Golden;
+use fermata_linux::memory_file;
+use fermata_store::{Progress, Store};
+use fermata_vm::Place;
+use std::{
+    fs,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// A tenth of the tmpfs is left to others.
+const SPARE_ROOM_DIVISOR: u64 = 16;
+const MIB: u64 = 1 << 20;
+
+/// The place of one experiment on this host.
+pub struct Host {
+    store: Store,
+    run_dir: PathBuf,
+    images: Mutex<Vec<Arc<Golden>>>,
+    bodies: AtomicU64,
+}
+
+impl Host {
+    /// Settles in a run directory, which is made with mode 0700 if need be. It must be on tmpfs.
+    pub fn new(store: Store, run_dir: PathBuf) -> Result<Self> {
+        let failed = |what| {
+            let path = run_dir.clone();
+            move |source| Error::Io { what, path, source }
+        };
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&run_dir).map_err(failed("making the run directory"))?;
+        let (_, tmpfs) = memory_file::room(&run_dir).map_err(failed("examining the run directory"))?;
+        if !tmpfs {
+            return Err(Error::NotTmpfs { directory: run_dir });
+        }
+        Ok(Self { store, run_dir, images: Mutex::default(), bodies: AtomicU64::new(0) })
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// The run directory.
+    pub fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+
+    /// A fresh directory for one QEMU process.
+    pub(crate) fn place(&self, machine: &str) -> Place {
+        let number = self.bodies.fetch_add(1, Ordering::Relaxed);
+        Place { directory: self.run_dir.join(format!("{machine}.{number}")) }
+    }
+
+    /// The golden image of a disk, opened once and known to the store. Fails if it changed since.
+    pub(crate) fn image(&self, disk: &DiskPlan, progress: &mut dyn FnMut(&str, Progress)) -> Result<Option<Arc<Golden>>> {
+        let Some(path) = &disk.image else { return Ok(None) };
+        let mut images = self.images.lock().expect("nobody panics with the lock");
+        let known = fs::canonicalize(path).ok().and_then(|path| images.iter().find(|image| image.path() == path).cloned());
+        if let Some(image) = known {
+            image.check_unchanged()?;
+            return Ok(Some(image));
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let cache = self.store.path().join("images");
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&cache).map_err(|source| Error::Io { what: "making", path: cache.clone(), source })?;
+        let reading = format!("reading {name}");
+        let image = Arc::new(Golden::open(path, disk.format, &cache, &mut |done| progress(&reading, done))?);
+        let hashing = format!("learning the blocks of {name}");
+        self.store.add_image(image.id(), image.clone(), &mut |done| progress(&hashing, done))?;
+        images.push(image.clone());
+        Ok(Some(image))
+    }
+
+    /// Fails unless the tmpfs can hold another machine like this, counting what was promised to the ones that run.
+    pub(crate) fn check_room(&self, plan: &Plan) -> Result<()> {
+        let failed = |source| Error::Io { what: "examining the run directory", path: self.run_dir.clone(), source };
+        let (free, _) = memory_file::room(&self.run_dir).map_err(failed)?;
+        let promised = promised(self.run_dir.parent().unwrap_or(&self.run_dir));
+        let free = (free - free / SPARE_ROOM_DIVISOR).saturating_sub(promised);
+        if free < plan.machine.memory {
+            return Err(Error::NoRoom {
+                machine: plan.machine.name.clone(),
+                needed: plan.machine.memory / MIB,
+                free: free / MIB,
+                directory: self.run_dir.clone(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Bytes that the RAM files of all experiments may still grow by: they are made of holes, and guests fill them later.
+fn promised(root: &Path) -> u64 {
+    let directories = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    directories(root)
+        .flat_map(|experiment| directories(&experiment).collect::<Vec<_>>())
+        .filter_map(|machine| fs::metadata(machine.join("ram")).ok())
+        .map(|ram| ram.size().saturating_sub(ram.blocks() * 512))
+        .sum()
+}

@@ -1,0 +1,194 @@
+//! A live execution that grows a branch.
+
+use crate::{
+    Body, Error, Host, Result,
+    body::{Blueprint, Return},
+    coordinate::{self, Parts},
+    plan::{Plan, details},
+    spec::Spec,
+};
+use fermata_linux::clock::{Stopwatch, wall_ns};
+use fermata_store::{Cost, Progress, Record};
+use fermata_types::{CheckpointId, MachineId, VirtualTime};
+use std::{
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+/// A run: a body, the parts in it, and the branch that it grows.
+pub struct Run {
+    name: String,
+    host: Arc<Host>,
+    spec: serde_json::Value,
+    experiment: String,
+    /// Held from the beginning of a checkpoint to its end: there is one at a time.
+    checkpointing: Mutex<()>,
+    state: Mutex<State>,
+}
+
+struct State {
+    body: Arc<Body>,
+    /// Locked apart from the rest, for as long as a checkpoint prepares and pauses: nobody who asks how the run is shall wait for that.
+    parts: Arc<Mutex<Parts>>,
+    standing: Standing,
+}
+
+impl State {
+    fn new(body: Body, parts: Parts, standing: Standing) -> Self {
+        Self { body: Arc::new(body), parts: Arc::new(Mutex::new(parts)), standing }
+    }
+}
+
+/// Where a run stands in the timeline.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    /// The branch that its next checkpoint grows.
+    pub branch: String,
+    /// The checkpoint that it came from.
+    pub head: Option<CheckpointId>,
+    /// Who its machine is.
+    pub machine: MachineId,
+}
+
+/// How to come to a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Journey {
+    /// Load everything before the guest runs.
+    pub eager: bool,
+    /// Leave it paused.
+    pub paused: bool,
+    /// Tell the guest that it is another one.
+    pub fresh_randomness: bool,
+}
+
+/// A body that stands at a checkpoint, running unless it was to be paused.
+pub struct Arrival {
+    body: Body,
+    parts: Parts,
+    standing: Standing,
+    /// Virtual time at which it goes on.
+    pub time_virtual: VirtualTime,
+}
+
+impl Run {
+    /// Boots the machines of an experiment.
+    pub fn boot(host: Arc<Host>, spec: &Spec, name: &str, progress: &mut dyn FnMut(&str, Progress)) -> Result<Self> {
+        let (body, parts) = Body::boot(&host, &Plan::new(spec)?, progress)?;
+        body.machine().run()?;
+        let standing = Standing { branch: name.to_owned(), head: None, machine: body.machine().id() };
+        Self::new(host, spec, name, State::new(body, parts, standing))
+    }
+
+    /// A run that begins where somebody arrived.
+    pub fn begin(host: Arc<Host>, spec: &Spec, name: &str, arrival: Arrival) -> Result<Self> {
+        let Arrival { body, parts, standing, .. } = arrival;
+        Self::new(host, spec, name, State::new(body, parts, standing))
+    }
+
+    fn new(host: Arc<Host>, spec: &Spec, name: &str, state: State) -> Result<Self> {
+        let json = serde_json::to_value(spec).map_err(|error| Error::Refused(format!("the specification cannot be kept: {error}")))?;
+        Ok(Self { name: name.to_owned(), host, spec: json, experiment: spec.name.clone(), checkpointing: Mutex::new(()), state: Mutex::new(state) })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it lives in at present.
+    pub fn body(&self) -> Arc<Body> {
+        self.state().body.clone()
+    }
+
+    /// Where it stands.
+    pub fn standing(&self) -> Standing {
+        self.state().standing.clone()
+    }
+
+    /// Takes a checkpoint. Returns when it is permanent, or dropped with the guests running on.
+    pub fn checkpoint(&self, message: Option<String>) -> Result<(CheckpointId, Record)> {
+        let _one_at_a_time = self.checkpointing.lock().expect("nobody panics with the lock");
+        let writer = self.host.store().writer()?;
+        let (parts, standing, images) = {
+            let state = self.state();
+            (state.parts.clone(), state.standing.clone(), state.body.images().to_vec())
+        };
+        let tentative = coordinate::take(&mut parts.lock().expect("nobody panics with the lock"), writer)?;
+        let watch = Stopwatch::start();
+        let (pause, steps) = (tentative.pause, tentative.steps.clone());
+        let result = tentative.save().map_err(Error::from).and_then(|mut done| {
+            let states: Vec<_> = done.saved.iter().map(|saved| saved.state.clone()).collect();
+            let mut record = Record {
+                parent: standing.head,
+                experiment: self.experiment.clone(),
+                branch: standing.branch,
+                message,
+                created_ns: wall_ns(),
+                time_virtual_ns: 0,
+                spec: self.spec.clone(),
+                parts: states,
+                images,
+                cost: Cost {
+                    pause_ns: nanoseconds(pause),
+                    steps_ns: steps.into_iter().map(|(step, took)| (step, nanoseconds(took))).collect(),
+                    save_ns: nanoseconds(watch.elapsed()),
+                    stored_bytes: done.writer.stored_bytes()?,
+                    pages: done.pages,
+                },
+            };
+            record.time_virtual_ns = details(&record, "being made")?.time_virtual.ns;
+            let id = done.writer.commit(&record)?;
+            Ok((id, record, done.saved))
+        });
+        let saved = result.as_ref().ok().map(|(_, _, saved)| saved.as_slice());
+        coordinate::settle(&mut parts.lock().expect("nobody panics with the lock"), saved);
+        let mut state = self.state();
+        // A run that was taken elsewhere meanwhile does not stand here.
+        if let Ok((id, ..)) = &result
+            && Arc::ptr_eq(&state.parts, &parts)
+        {
+            state.standing.head = Some(*id);
+        }
+        result.map(|(id, record, _)| (id, record))
+    }
+
+    /// Moves the run into a body that stands elsewhere. Returns the body that it left.
+    pub fn move_to(&self, arrival: Arrival) -> Arc<Body> {
+        let arrived = State::new(arrival.body, arrival.parts, arrival.standing);
+        std::mem::replace(&mut *self.state(), arrived).body
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nobody panics with the lock")
+    }
+}
+
+/// Makes a body that waits for a checkpoint like this one.
+pub fn spare(host: &Host, id: &CheckpointId, record: &Record, progress: &mut dyn FnMut(&str, Progress)) -> Result<Body> {
+    Body::spare(host, &Plan::of_checkpoint(record, &id.short())?, progress)
+}
+
+/// Makes a body that waits for a checkpoint of a run that has a body like this.
+pub fn spare_like(host: &Host, blueprint: &Blueprint) -> Result<Body> {
+    Body::spare(host, &blueprint.0, &mut |_, _| {})
+}
+
+/// Whether a spare body can take up this checkpoint.
+pub fn fits(body: &Body, id: &CheckpointId, record: &Record) -> bool {
+    Plan::of_checkpoint(record, &id.short()).is_ok_and(|plan| plan == *body.plan())
+}
+
+/// Puts a checkpoint into a spare body and lets it run. The run that it begins or joins will grow `branch`.
+pub fn travel(host: &Host, spare: Body, id: &CheckpointId, record: &Record, branch: &str, how: Journey) -> Result<Arrival> {
+    let state = Return { store: host.store(), id: &id.short(), record, eager: how.eager, fresh_randomness: how.fresh_randomness };
+    let (parts, details) = spare.restore(&state)?;
+    if !how.paused && !details.off {
+        spare.machine().run()?;
+    }
+    let standing = Standing { branch: branch.to_owned(), head: Some(*id), machine: details.id };
+    Ok(Arrival { body: spare, parts, standing, time_virtual: details.time_virtual })
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

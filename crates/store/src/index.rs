@@ -1,0 +1,329 @@
+//! The index: where everything lies, in LMDB, byte for byte as in `docs/formats/index.md`.
+
+use crate::{
+    Error, Result,
+    pack::{name_at, u16_at, u32_at, u64_at},
+};
+use fermata_types::{CheckpointId, ImageId, PackId};
+use heed::{CommitOrAbort, Database, Env, EnvOpenOptions, MdbError, RoTxn, RwTxn, WithoutTls, types::Bytes};
+use std::{
+    fmt::Display,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// Address space for the index, and so its greatest size. The file is sparse and grows with what is in it; at about 100 bytes a page this is
+/// room for terabytes of pages.
+const MAP_SIZE: usize = 64 << 30;
+/// Read transactions at once, in all processes together.
+const READERS_MAX: u32 = 1024;
+/// How long to wait for this very process to finish closing the same index.
+const CLOSING_MAX: Duration = Duration::from_secs(10);
+
+const DATABASES: [&str; 9] = ["pages", "nodes", "blobs", "packs", "pack-numbers", "records", "refs", "images", "meta"];
+const NEXT_PACK: &[u8] = b"next-pack";
+const NEXT_IMAGE: &[u8] = b"next-image";
+
+pub(crate) type Db = Database<'static, Bytes, Bytes>;
+
+/// A transaction that only reads. It sees the index as it was when it began, and must not live long.
+pub(crate) type Read<'e> = RoTxn<'e, WithoutTls>;
+
+/// The index, open. One process must not open the same index twice: see `Store::open`.
+pub(crate) struct Index {
+    env: Env<WithoutTls>,
+    path: PathBuf,
+    pub pages: Db,
+    pub nodes: Db,
+    pub blobs: Db,
+    pub packs: Db,
+    pub pack_numbers: Db,
+    pub records: Db,
+    pub refs: Db,
+    pub images: Db,
+    pub meta: Db,
+}
+
+/// Where an object lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Location {
+    Pack { pack: u32, offset: u64, place: u16, length: u32 },
+    Image { image: u32, block: u32 },
+}
+
+/// The encoding of a location.
+pub(crate) struct Encoded {
+    bytes: [u8; 19],
+    length: usize,
+}
+
+impl AsRef<[u8]> for Encoded {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl Location {
+    pub fn encode(&self) -> Encoded {
+        let mut bytes = [0; 19];
+        let length = match *self {
+            Self::Pack { pack, offset, place, length } => {
+                bytes[0] = 1;
+                bytes[1..5].copy_from_slice(&pack.to_le_bytes());
+                bytes[5..7].copy_from_slice(&place.to_le_bytes());
+                bytes[7..11].copy_from_slice(&length.to_le_bytes());
+                bytes[11..19].copy_from_slice(&offset.to_le_bytes());
+                19
+            }
+            Self::Image { image, block } => {
+                bytes[0] = 2;
+                bytes[1..5].copy_from_slice(&image.to_le_bytes());
+                bytes[5..9].copy_from_slice(&block.to_le_bytes());
+                9
+            }
+        };
+        Encoded { bytes, length }
+    }
+
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        match (bytes.first()?, bytes.len()) {
+            (1, 19) => Some(Self::Pack {
+                pack: u32_at(bytes, 1),
+                place: u16_at(bytes, 5),
+                length: u32_at(bytes, 7),
+                offset: u64_at(bytes, 11),
+            }),
+            (2, 9) => Some(Self::Image { image: u32_at(bytes, 1), block: u32_at(bytes, 5) }),
+            _ => None,
+        }
+    }
+}
+
+/// What the index knows of a golden image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ImageEntry {
+    pub number: u32,
+    pub blocks: u64,
+    pub complete: bool,
+}
+
+impl Index {
+    /// The file in the directory of an index that holds it all.
+    pub const FILE: &str = "data.mdb";
+
+    /// Opens the index in this directory; makes one if there is none.
+    pub fn open(path: &Path) -> Result<Self> {
+        let env = open_env(path)?;
+        env.clear_stale_readers().map_err(error(path))?;
+        let databases = match open_databases(&env).map_err(error(path))? {
+            Some(databases) => databases,
+            None => create_databases(&env).map_err(error(path))?,
+        };
+        let [pages, nodes, blobs, packs, pack_numbers, records, refs, images, meta] = databases;
+        let path = path.to_owned();
+        Ok(Self { env, path, pages, nodes, blobs, packs, pack_numbers, records, refs, images, meta })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn read(&self) -> Result<Read<'_>> {
+        self.env.read_txn().map_err(self.error())
+    }
+
+    /// A read transaction that may be kept beside the index.
+    pub fn read_owned(&self) -> Result<Read<'static>> {
+        self.env.clone().static_read_txn().map_err(self.error())
+    }
+
+    /// Runs the only write transaction of all processes. It is durable when this returns, or nothing of it happened.
+    pub fn write<T>(&self, change: impl FnOnce(&mut RwTxn<'_>) -> Result<T>) -> Result<T> {
+        let mut transaction = self.env.write_txn().map_err(self.error())?;
+        let value = change(&mut transaction)?;
+        transaction.commit().map_err(self.error())?;
+        Ok(value)
+    }
+
+    pub fn get<'t>(&self, read: &'t RoTxn<'_>, db: &Db, key: &[u8]) -> Result<Option<&'t [u8]>> {
+        db.get(read, key).map_err(self.error())
+    }
+
+    pub fn put(&self, write: &mut RwTxn<'_>, db: &Db, key: &[u8], value: &[u8]) -> Result<()> {
+        db.put(write, key, value).map_err(self.error())
+    }
+
+    /// The value that was there already, which then stays.
+    pub fn put_new<'t>(&self, write: &'t mut RwTxn<'_>, db: &Db, key: &'t [u8], value: &'t [u8]) -> Result<Option<&'t [u8]>> {
+        db.get_or_put(write, key, value).map_err(self.error())
+    }
+
+    pub fn delete(&self, write: &mut RwTxn<'_>, db: &Db, key: &[u8]) -> Result<bool> {
+        db.delete(write, key).map_err(self.error())
+    }
+
+    /// Every key and value from `from` on, until `each` returns false.
+    pub fn scan(
+        &self,
+        read: &RoTxn<'_>,
+        db: &Db,
+        from: &[u8],
+        mut each: impl FnMut(&[u8], &[u8]) -> Result<bool>,
+    ) -> Result<()> {
+        let range = (std::ops::Bound::Included(from), std::ops::Bound::Unbounded);
+        for item in db.range(read, &range).map_err(self.error())? {
+            let (key, value) = item.map_err(self.error())?;
+            if !each(key, value)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn location(&self, read: &RoTxn<'_>, db: &Db, name: &[u8; 32], what: &dyn Display) -> Result<Option<Location>> {
+        let Some(bytes) = self.get(read, db, name)? else { return Ok(None) };
+        let location = Location::decode(bytes).ok_or_else(|| self.corrupt(what, "its entry is no location"))?;
+        Ok(Some(location))
+    }
+
+    pub fn pack_id(&self, read: &RoTxn<'_>, number: u32) -> Result<PackId> {
+        let bytes = self.get(read, &self.packs, &number.to_be_bytes())?;
+        bytes.and_then(name).map(PackId).ok_or_else(|| self.corrupt(&format!("pack number {number}"), "no pack has this number"))
+    }
+
+    /// The number of a pack, a new one if it has none.
+    pub fn number_pack(&self, write: &mut RwTxn<'_>, id: &PackId) -> Result<u32> {
+        if let Some(bytes) = self.get(write, &self.pack_numbers, id.as_bytes())? {
+            return self.number(bytes, &format!("pack {id}"));
+        }
+        let number = self.take_number(write, NEXT_PACK)?;
+        self.put(write, &self.packs, &number.to_be_bytes(), id.as_bytes())?;
+        self.put(write, &self.pack_numbers, id.as_bytes(), &number.to_le_bytes())?;
+        Ok(number)
+    }
+
+    pub fn image(&self, read: &RoTxn<'_>, id: &ImageId) -> Result<Option<ImageEntry>> {
+        let Some(bytes) = self.get(read, &self.images, id.as_bytes())? else { return Ok(None) };
+        if bytes.len() != 13 || bytes[12] > 1 {
+            return Err(self.corrupt(&format!("golden image {id}"), "its entry is not of the right form"));
+        }
+        Ok(Some(ImageEntry { number: u32_at(bytes, 0), blocks: u64_at(bytes, 4), complete: bytes[12] == 1 }))
+    }
+
+    pub fn set_image(&self, write: &mut RwTxn<'_>, id: &ImageId, entry: &ImageEntry) -> Result<()> {
+        let mut bytes = [0; 13];
+        bytes[..4].copy_from_slice(&entry.number.to_le_bytes());
+        bytes[4..12].copy_from_slice(&entry.blocks.to_le_bytes());
+        bytes[12] = entry.complete.into();
+        self.put(write, &self.images, id.as_bytes(), &bytes)
+    }
+
+    pub fn next_image(&self, write: &mut RwTxn<'_>) -> Result<u32> {
+        self.take_number(write, NEXT_IMAGE)
+    }
+
+    /// The image with this number, for an error message: there are few.
+    pub fn image_with_number(&self, read: &RoTxn<'_>, number: u32) -> Result<Option<ImageId>> {
+        let mut found = None;
+        self.scan(read, &self.images, &[0], |key, value| {
+            if value.len() == 13 && u32_at(value, 0) == number {
+                found = name(key).map(ImageId);
+            }
+            Ok(found.is_none())
+        })?;
+        Ok(found)
+    }
+
+    pub fn checkpoint_id(&self, bytes: &[u8], what: &dyn Display) -> Result<CheckpointId> {
+        name(bytes).map(CheckpointId).ok_or_else(|| self.corrupt(what, "its entry is no checkpoint id"))
+    }
+
+    pub fn corrupt(&self, what: &dyn Display, detail: &str) -> Error {
+        Error::corrupt(&self.path, None, what, detail)
+    }
+
+    fn take_number(&self, write: &mut RwTxn<'_>, key: &[u8]) -> Result<u32> {
+        let number = match self.get(write, &self.meta, key)? {
+            Some(bytes) => self.number(bytes, &String::from_utf8_lossy(key))?,
+            None => 0,
+        };
+        let next = number.checked_add(1).ok_or_else(|| Error::refused("the store has run out of numbers", "start a new store"))?;
+        self.put(write, &self.meta, key, &next.to_le_bytes())?;
+        Ok(number)
+    }
+
+    fn number(&self, bytes: &[u8], what: &dyn Display) -> Result<u32> {
+        bytes.try_into().map(u32::from_le_bytes).map_err(|_| self.corrupt(what, "its entry is no number"))
+    }
+
+    fn error(&self) -> impl FnOnce(heed::Error) -> Error {
+        error(&self.path)
+    }
+}
+
+fn name(bytes: &[u8]) -> Option<[u8; 32]> {
+    (bytes.len() == 32).then(|| name_at(bytes, 0))
+}
+
+fn open_env(path: &Path) -> Result<Env<WithoutTls>> {
+    let mut options = EnvOpenOptions::new().read_txn_without_tls();
+    options.map_size(MAP_SIZE).max_dbs(DATABASES.len() as u32).max_readers(READERS_MAX);
+    loop {
+        // SAFETY: the map is unsound only if somebody changes the file without LMDB's lock. The directory is ours alone (mode 0700), nothing
+        // here touches its files but LMDB, no flag weakens the locks, and heed refuses to open an environment twice in one process.
+        #[allow(unsafe_code)]
+        let opened = unsafe { options.open(path) };
+        match opened {
+            // The last user of this index in this process is just closing it.
+            Err(heed::Error::EnvAlreadyOpened) => {
+                let closing = path.canonicalize().ok().and_then(heed::env_closing_event);
+                if closing.is_some_and(|event| !event.wait_timeout(CLOSING_MAX)) {
+                    return Err(error(path)(heed::Error::EnvAlreadyOpened));
+                }
+            }
+            opened => return opened.map_err(error(path)),
+        }
+    }
+}
+
+/// None unless all databases are there. Takes no write lock, so that opening a store does not wait for a commit.
+fn open_databases(env: &Env<WithoutTls>) -> heed::Result<Option<[Db; DATABASES.len()]>> {
+    let opened = env.open_databases_and_commit(env.read_txn()?, |opener, read| -> heed::Result<_> {
+        let mut databases = Vec::new();
+        for name in DATABASES {
+            match opener.open_database::<Bytes, Bytes>(read, Some(name))? {
+                Some(database) => databases.push(database),
+                None => return Ok(CommitOrAbort::Abort(())),
+            }
+        }
+        Ok(databases.try_into().map_or(CommitOrAbort::Abort(()), |all: [_; DATABASES.len()]| CommitOrAbort::Commit(all)))
+    })?;
+    Ok(opened.commit())
+}
+
+fn create_databases(env: &Env<WithoutTls>) -> heed::Result<[Db; DATABASES.len()]> {
+    let created = env.create_databases_and_commit(env.write_txn()?, |opener, write| -> heed::Result<_> {
+        let databases: Vec<_> =
+            DATABASES.iter().map(|name| opener.create_database::<Bytes, Bytes>(write, Some(name))).collect::<heed::Result<_>>()?;
+        Ok(databases.try_into().map_or(CommitOrAbort::Abort(()), |all: [_; DATABASES.len()]| CommitOrAbort::Commit(all)))
+    })?;
+    Ok(created.commit().expect("as many databases as names"))
+}
+
+fn error(path: &Path) -> impl FnOnce(heed::Error) -> Error {
+    let path = path.to_owned();
+    move |error| match error {
+        heed::Error::Io(source) => Error::Io { action: "use the index", path, source },
+        heed::Error::Mdb(MdbError::MapFull) => {
+            Error::refused(format!("the index {} has reached its greatest size", path.display()), "remove checkpoints, or start a new store")
+        }
+        heed::Error::Mdb(MdbError::ReadersFull) => {
+            Error::refused(format!("too many readers use the index {} at once", path.display()), "end some and try again")
+        }
+        heed::Error::Mdb(MdbError::VersionMismatch) => Error::Unsupported { path, what: "another version of LMDB's format".into() },
+        heed::Error::EnvAlreadyOpened => {
+            Error::refused(format!("the index {} is already open in this process by another path", path.display()), "close it first")
+        }
+        other => Error::corrupt(&path, None, "the index", other.to_string()),
+    }
+}

@@ -1,0 +1,154 @@
+//! Writes a pack: objects are gathered into frames, frames go to a file under `tmp/`.
+
+use super::{
+    Kind,
+    contents::{self, Contents, Entry},
+    frame::{Encoder, NODES_MAX, NODES_RAW_MAX, PAGES_MAX},
+};
+use crate::{
+    Error, Result,
+    files::{Medium, TempFile},
+};
+use fermata_types::{BlobName, CheckpointId, NodeName, PAGE_SIZE, PackId, PageBuf, PageName};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// A pack being written.
+pub(crate) struct PackBuilder {
+    medium: Arc<dyn Medium>,
+    file: TempFile,
+    encoder: Encoder,
+    /// Where the next frame goes.
+    end: u64,
+    contents: Contents,
+    pages: Vec<u8>,
+    page_names: Vec<[u8; 32]>,
+    nodes: Vec<u8>,
+    node_lengths: Vec<u32>,
+    node_names: Vec<[u8; 32]>,
+}
+
+/// A pack that is durable and has its place.
+pub(crate) struct Published {
+    pub id: PackId,
+    pub path: PathBuf,
+    pub contents: Contents,
+}
+
+impl PackBuilder {
+    /// A new pack in the directory for those that are not finished.
+    pub fn new(medium: Arc<dyn Medium>, directory: &Path) -> Result<Self> {
+        let file = TempFile::create(directory)?;
+        file.write_at(&*medium, &contents::header(), 0)?;
+        let encoder = Encoder::new().map_err(Error::io("start to compress", file.path()))?;
+        Ok(Self {
+            medium,
+            file,
+            encoder,
+            end: contents::HEADER as u64,
+            contents: Contents::default(),
+            pages: Vec::with_capacity(PAGES_MAX * PAGE_SIZE),
+            page_names: Vec::with_capacity(PAGES_MAX),
+            nodes: Vec::new(),
+            node_lengths: Vec::new(),
+            node_names: Vec::new(),
+        })
+    }
+
+    pub fn add_page(&mut self, name: &PageName, page: &PageBuf) -> Result<()> {
+        self.pages.extend_from_slice(page);
+        self.page_names.push(name.0);
+        if self.page_names.len() == PAGES_MAX { self.flush_pages() } else { Ok(()) }
+    }
+
+    /// Adds a node in the form in which it is stored.
+    pub fn add_node(&mut self, name: &NodeName, stored: &[u8]) -> Result<()> {
+        let together = (self.node_names.len() + 1) * 4 + self.nodes.len() + stored.len();
+        if together > NODES_RAW_MAX || self.node_names.len() == NODES_MAX {
+            self.flush_nodes()?;
+        }
+        self.nodes.extend_from_slice(stored);
+        self.node_lengths.push(stored.len() as u32);
+        self.node_names.push(name.0);
+        Ok(())
+    }
+
+    /// Adds a blob whose length was checked.
+    pub fn add_blob(&mut self, name: &BlobName, bytes: &[u8]) -> Result<()> {
+        self.write_frame(Kind::Blob, vec![name.0], bytes)
+    }
+
+    /// Writes what is gathered, full or not.
+    pub fn flush(&mut self) -> Result<()> {
+        self.flush_pages()?;
+        self.flush_nodes()
+    }
+
+    /// Length of the pack if it ended now.
+    pub fn length(&self) -> u64 {
+        self.end + self.contents.length() + contents::TRAILER as u64
+    }
+
+    /// Adds the record, ends the pack, makes it durable and gives it its place below `shelf`.
+    pub fn publish(mut self, id: &CheckpointId, record: &[u8], shelf: &Path) -> Result<Published> {
+        self.flush()?;
+        self.write_frame(Kind::Record, vec![id.0], record)?;
+        let encoded = self.contents.encode();
+        if encoded.len() as u64 > contents::CONTENTS_MAX {
+            return Err(too_large());
+        }
+        let (id, trailer) = contents::trailer(&encoded, self.end);
+        self.file.write_at(&*self.medium, &encoded, self.end)?;
+        self.file.write_at(&*self.medium, &trailer, self.end + encoded.len() as u64)?;
+        let path = place(shelf, &id);
+        self.file.place(&*self.medium, &path)?;
+        Ok(Published { id, path, contents: self.contents })
+    }
+
+    fn flush_pages(&mut self) -> Result<()> {
+        if self.page_names.is_empty() {
+            return Ok(());
+        }
+        let pages = std::mem::take(&mut self.pages);
+        let names = std::mem::take(&mut self.page_names);
+        let written = self.write_frame(Kind::Pages, names, &pages);
+        self.pages = pages;
+        self.pages.clear();
+        written
+    }
+
+    fn flush_nodes(&mut self) -> Result<()> {
+        if self.node_names.is_empty() {
+            return Ok(());
+        }
+        let mut raw = Vec::with_capacity(self.node_lengths.len() * 4 + self.nodes.len());
+        self.node_lengths.drain(..).for_each(|length| raw.extend(length.to_le_bytes()));
+        raw.append(&mut self.nodes);
+        let names = std::mem::take(&mut self.node_names);
+        self.write_frame(Kind::Nodes, names, &raw)
+    }
+
+    fn write_frame(&mut self, kind: Kind, names: Vec<[u8; 32]>, raw: &[u8]) -> Result<()> {
+        if self.contents.entries.len() == contents::FRAMES_MAX {
+            return Err(too_large());
+        }
+        let frame = self.encoder.encode(kind, names.len(), raw).map_err(Error::io("compress for", self.file.path()))?;
+        self.file.write_at(&*self.medium, frame, self.end)?;
+        let length = frame.len() as u32;
+        self.contents.push(Entry { kind, offset: self.end, length, names });
+        self.end += u64::from(length);
+        Ok(())
+    }
+}
+
+/// Where a pack lies.
+pub(crate) fn place(shelf: &Path, id: &PackId) -> PathBuf {
+    let text = id.to_string();
+    shelf.join(&text[..2]).join(format!("{text}.pack"))
+}
+
+fn too_large() -> Error {
+    Error::refused("this checkpoint is larger than a pack can be", "make the machine smaller, or checkpoint fewer parts at once")
+}

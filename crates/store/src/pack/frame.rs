@@ -1,0 +1,159 @@
+//! Frames: a few objects together, compressed when that makes them smaller.
+
+use super::{u16_at, u32_at};
+use fermata_types::PAGE_SIZE;
+use std::{io, ops::Range};
+use zstd::bulk::{Compressor, Decompressor};
+
+/// Bytes of the header of a frame.
+pub(crate) const HEADER: usize = 12;
+/// Pages in a frame at most.
+pub(crate) const PAGES_MAX: usize = 16;
+/// Raw bytes of a frame of nodes at most.
+pub(crate) const NODES_RAW_MAX: usize = 64 << 10;
+/// Nodes in a frame at most.
+pub(crate) const NODES_MAX: usize = 4096;
+/// Bytes of a blob at most.
+pub(crate) const BLOB_MAX: usize = 256 << 20;
+/// Bytes of a record at most.
+pub(crate) const RECORD_MAX: usize = 16 << 20;
+
+/// Fast enough to run behind a guest on the core that the guest leaves free.
+const ZSTD_LEVEL: i32 = 1;
+
+const RAW: u8 = 0;
+const ZSTD: u8 = 1;
+
+/// What the objects of a frame are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Pages,
+    Nodes,
+    Blob,
+    Record,
+}
+
+impl Kind {
+    pub fn to_byte(self) -> u8 {
+        match self {
+            Self::Pages => 1,
+            Self::Nodes => 2,
+            Self::Blob => 3,
+            Self::Record => 4,
+        }
+    }
+
+    pub fn from_byte(byte: u8) -> Option<Self> {
+        Some(match byte {
+            1 => Self::Pages,
+            2 => Self::Nodes,
+            3 => Self::Blob,
+            4 => Self::Record,
+            _ => return None,
+        })
+    }
+
+    /// Whether a frame of this kind may have so many objects and so many raw bytes.
+    pub fn allows(self, objects: usize, raw: usize) -> bool {
+        match self {
+            Self::Pages => (1..=PAGES_MAX).contains(&objects) && raw == objects * PAGE_SIZE,
+            Self::Nodes => (1..=NODES_MAX).contains(&objects) && raw <= NODES_RAW_MAX,
+            Self::Blob => objects == 1 && raw <= BLOB_MAX,
+            Self::Record => objects == 1 && raw <= RECORD_MAX,
+        }
+    }
+}
+
+/// A frame, decompressed. Its objects are not yet checked against their names.
+#[derive(Debug)]
+pub(crate) struct Frame {
+    pub kind: Kind,
+    pub objects: usize,
+    pub raw: Vec<u8>,
+}
+
+impl Frame {
+    /// Decodes a whole frame, header and all. The error says what is wrong.
+    pub fn decode(bytes: &[u8], unpacker: &mut Decompressor<'static>) -> Result<Self, String> {
+        if bytes.len() < HEADER {
+            return Err(format!("a frame of {} bytes has no header", bytes.len()));
+        }
+        let kind = Kind::from_byte(bytes[0]).ok_or_else(|| format!("frame kind {}", bytes[0]))?;
+        let objects = usize::from(u16_at(bytes, 2));
+        let raw_length = u32_at(bytes, 4) as usize;
+        let stored = &bytes[HEADER..];
+        if u32_at(bytes, 8) as usize != stored.len() {
+            return Err(format!("the frame says {} bytes where {} lie", u32_at(bytes, 8), stored.len()));
+        }
+        // Before anything is allocated: the header may ask for any length.
+        if !kind.allows(objects, raw_length) {
+            return Err(format!("a frame of {objects} objects in {raw_length} bytes is beyond the limits"));
+        }
+        let raw = match bytes[1] {
+            RAW => stored.to_vec(),
+            ZSTD => unpacker.decompress(stored, raw_length).map_err(|error| format!("not decompressible: {error}"))?,
+            codec => return Err(format!("frame codec {codec}")),
+        };
+        if raw.len() != raw_length {
+            return Err(format!("{} bytes instead of {raw_length}", raw.len()));
+        }
+        Ok(Self { kind, objects, raw })
+    }
+
+    /// The bytes of one object.
+    pub fn object(&self, place: usize) -> Result<&[u8], String> {
+        let range = self.range(place).ok_or_else(|| format!("no object {place} among {}", self.objects))?;
+        self.raw.get(range).ok_or_else(|| format!("object {place} reaches beyond the frame"))
+    }
+
+    fn range(&self, place: usize) -> Option<Range<usize>> {
+        if place >= self.objects {
+            return None;
+        }
+        match self.kind {
+            Kind::Pages => Some(place * PAGE_SIZE..(place + 1) * PAGE_SIZE),
+            Kind::Blob | Kind::Record => Some(0..self.raw.len()),
+            Kind::Nodes => {
+                let lengths = self.raw.get(..self.objects * 4)?;
+                let mut start = lengths.len();
+                for before in 0..place {
+                    start = start.checked_add(u32_at(lengths, before * 4) as usize)?;
+                }
+                Some(start..start.checked_add(u32_at(lengths, place * 4) as usize)?)
+            }
+        }
+    }
+}
+
+/// Encodes frames into a buffer that it keeps.
+pub(crate) struct Encoder {
+    compressor: Compressor<'static>,
+    buffer: Vec<u8>,
+}
+
+impl Encoder {
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { compressor: Compressor::new(ZSTD_LEVEL)?, buffer: Vec::new() })
+    }
+
+    /// The frame of these objects, header and all.
+    pub fn encode(&mut self, kind: Kind, objects: usize, raw: &[u8]) -> io::Result<&[u8]> {
+        assert!(kind.allows(objects, raw.len()), "a frame of {objects} objects in {} bytes", raw.len());
+        self.buffer.clear();
+        self.buffer.resize(HEADER + zstd::zstd_safe::compress_bound(raw.len()), 0);
+        let compressed = self.compressor.compress_to_buffer(raw, &mut self.buffer[HEADER..])?;
+        let (codec, stored) = if compressed < raw.len() {
+            (ZSTD, compressed)
+        } else {
+            self.buffer[HEADER..HEADER + raw.len()].copy_from_slice(raw);
+            (RAW, raw.len())
+        };
+        self.buffer.truncate(HEADER + stored);
+        self.buffer[0] = kind.to_byte();
+        self.buffer[1] = codec;
+        self.buffer[2..4].copy_from_slice(&(objects as u16).to_le_bytes());
+        self.buffer[4..8].copy_from_slice(&(raw.len() as u32).to_le_bytes());
+        self.buffer[8..12].copy_from_slice(&(stored as u32).to_le_bytes());
+        Ok(&self.buffer)
+    }
+}

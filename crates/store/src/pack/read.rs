@@ -1,0 +1,91 @@
+//! Reads a finished pack. Nothing in it is trusted: lengths are checked here, objects against their names by who asked for them.
+
+use super::{
+    Frame,
+    build::place,
+    contents::{self, Contents, Foreign},
+};
+use crate::{Error, Result, hash};
+use fermata_types::PackId;
+use std::{
+    cell::RefCell,
+    fmt::Display,
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+use zstd::bulk::Decompressor;
+
+thread_local! {
+    // A context is 100 KiB and more: made once a thread, not once a page.
+    static UNPACKER: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
+}
+
+/// A pack, open for reading.
+#[derive(Debug)]
+pub(crate) struct PackFile {
+    file: File,
+    path: PathBuf,
+    length: u64,
+}
+
+impl PackFile {
+    pub fn open(shelf: &Path, id: &PackId) -> Result<Self> {
+        let path = place(shelf, id);
+        let file = File::open(&path).map_err(Error::io("open", &path))?;
+        let length = file.metadata().map_err(Error::io("look at", &path))?.len();
+        let pack = Self { file, path, length };
+        let mut header = [0; contents::HEADER];
+        pack.read_at(&mut header, 0, &"header of the pack")?;
+        contents::check_header(&header).map_err(|foreign| match foreign {
+            Foreign::Damaged(detail) => Error::corrupt(&pack.path, 0, "header of the pack", detail),
+            Foreign::Version(version) => Error::Unsupported { path: pack.path.clone(), what: format!("pack format version {version}") },
+        })?;
+        Ok(pack)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The frame at this place, for the object named.
+    pub fn frame(&self, offset: u64, length: u32, object: &dyn Display) -> Result<Frame> {
+        if offset.checked_add(length.into()).is_none_or(|end| end > self.length) {
+            let detail = format!("it should reach to byte {offset} + {length}, but the file ends at {}", self.length);
+            return Err(Error::corrupt(&self.path, offset, object, detail));
+        }
+        let mut bytes = vec![0; length as usize];
+        self.read_at(&mut bytes, offset, object)?;
+        UNPACKER.with_borrow_mut(|unpacker| {
+            let unpacker = match unpacker {
+                Some(unpacker) => unpacker,
+                None => unpacker.insert(Decompressor::new().map_err(Error::io("start to decompress", &self.path))?),
+            };
+            Frame::decode(&bytes, unpacker).map_err(|detail| Error::corrupt(&self.path, offset, object, detail))
+        })
+    }
+
+    /// The table of contents, checked against the id of the pack.
+    pub fn contents(&self, id: &PackId) -> Result<Contents> {
+        const OBJECT: &str = "table of contents";
+        let at = self.length.saturating_sub(contents::TRAILER as u64);
+        let mut trailer = [0; contents::TRAILER];
+        self.read_at(&mut trailer, at, &"trailer of the pack")?;
+        let (at, length) = contents::check_trailer(&trailer, id, self.length)
+            .map_err(|detail| Error::corrupt(&self.path, at, "trailer of the pack", detail))?;
+        let mut bytes = vec![0; length as usize];
+        self.read_at(&mut bytes, at, &OBJECT)?;
+        if hash::contents(&bytes) != *id {
+            return Err(Error::corrupt(&self.path, at, OBJECT, "it does not fit the pack's name"));
+        }
+        Contents::decode(&bytes, at).map_err(|detail| Error::corrupt(&self.path, at, OBJECT, detail))
+    }
+
+    fn read_at(&self, into: &mut [u8], offset: u64, object: &dyn Display) -> Result<()> {
+        self.file.read_exact_at(into, offset).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => Error::corrupt(&self.path, offset, object, "the file ends too early"),
+            _ => Error::io("read", &self.path)(error),
+        })
+    }
+}

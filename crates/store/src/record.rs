@@ -1,0 +1,86 @@
+//! The record of a checkpoint. See `docs/formats/record.md`.
+
+use crate::{Error, Result, error::Named, hash, pack::frame::RECORD_MAX};
+use fermata_types::{CheckpointId, ImageId, PageCounts, PartState};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, path::Path};
+
+const VERSION: u32 = 1;
+
+/// A checkpoint's record. The id of the checkpoint is the hash of its bytes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// The checkpoint before this one; none for the first.
+    pub parent: Option<CheckpointId>,
+    /// The name of the experiment.
+    pub experiment: String,
+    /// The branch (= name of the run) that this checkpoint grew on.
+    pub branch: String,
+    /// What the user said about it.
+    pub message: Option<String>,
+    /// Wall clock of the host, ns since 1970.
+    pub created_ns: u64,
+    /// Virtual time of the instant, ns.
+    pub time_virtual_ns: u64,
+    /// The specification of the experiment, as plain JSON.
+    pub spec: serde_json::Value,
+    /// The state of every part.
+    pub parts: Vec<PartState>,
+    /// Golden images that the parts stand on.
+    pub images: Vec<ImageId>,
+    /// What the checkpoint cost.
+    pub cost: Cost,
+}
+
+/// What a checkpoint cost.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Cost {
+    /// How long the guests stood still, ns.
+    pub pause_ns: u64,
+    /// Steps of the pause, by part and name ("m1 stop"), ns.
+    pub steps_ns: BTreeMap<String, u64>,
+    /// How long saving took behind the running guests, ns.
+    pub save_ns: u64,
+    /// Bytes that this checkpoint added to the store (packs, without the record itself).
+    pub stored_bytes: u64,
+    /// How its pages fell through the sieve.
+    pub pages: PageCounts,
+}
+
+#[derive(Serialize)]
+struct Versioned<'a> {
+    version: u32,
+    #[serde(flatten)]
+    record: &'a Record,
+}
+
+#[derive(Deserialize)]
+struct VersionOnly {
+    version: u32,
+}
+
+impl Record {
+    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
+        let refused = |what: String| Error::refused(what, "make the specification or the details of its parts smaller and plain");
+        let bytes = serde_json::to_vec(&Versioned { version: VERSION, record: self })
+            .map_err(|error| refused(format!("the record cannot be written as JSON: {error}")))?;
+        if bytes.len() > RECORD_MAX {
+            return Err(refused(format!("a record of {} bytes", bytes.len())));
+        }
+        Ok(bytes)
+    }
+
+    /// Decodes the record of a checkpoint and checks it against the id. `source` is where it was found.
+    pub(crate) fn decode(bytes: &[u8], id: &CheckpointId, source: &Path) -> Result<Self> {
+        let corrupt = |detail: String| Error::corrupt(source, None, Named("record", id.as_bytes()), detail);
+        if hash::record(bytes) != *id {
+            return Err(corrupt("it does not fit its id".into()));
+        }
+        let version = serde_json::from_slice::<VersionOnly>(bytes).map_err(|error| corrupt(error.to_string()))?.version;
+        if version != VERSION {
+            return Err(Error::Unsupported { path: source.to_owned(), what: format!("checkpoint {} of record version {version}", id.short()) });
+        }
+        serde_json::from_slice(bytes).map_err(|error| corrupt(error.to_string()))
+    }
+}

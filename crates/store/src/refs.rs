@@ -1,0 +1,229 @@
+//! Records, branches and tags: reading them, moving them, and finding a checkpoint by what a person types.
+
+use crate::{Error, Record, Result, Store, error::Named};
+use fermata_types::CheckpointId;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Bytes of a name of an experiment, a branch or a tag at most.
+const NAME_MAX: usize = 128;
+const BRANCH: u8 = b'b';
+const TAG: u8 = b't';
+/// Digits of an id prefix at least.
+const PREFIX_MIN: usize = 4;
+/// Candidates that an error names at most.
+const CANDIDATES_MAX: usize = 8;
+
+impl Store {
+    /// The record of a checkpoint, checked against its id.
+    pub fn record(&self, id: &CheckpointId) -> Result<Record> {
+        let index = &self.0.index;
+        let read = index.read()?;
+        let bytes = index.get(&read, &index.records, id.as_bytes())?.ok_or_else(|| no_checkpoint(id))?;
+        Record::decode(bytes, id, index.path())
+    }
+
+    /// All checkpoints, parents before children, and the older first where that leaves a choice.
+    pub fn records(&self) -> Result<Vec<(CheckpointId, Record)>> {
+        let index = &self.0.index;
+        let mut records = BTreeMap::new();
+        index.scan(&*index.read()?, &index.records, &[0], |key, value| {
+            let id = index.checkpoint_id(key, &"a record")?;
+            records.insert(id, Record::decode(value, &id, index.path())?);
+            Ok(true)
+        })?;
+        Ok(parents_first(records))
+    }
+
+    /// Finds a checkpoint by what a person typed: a tag or a branch of `experiment`, `experiment/name`, or at least four digits of an id, in
+    /// this order; each may be followed by `~N`, its ancestor N steps back (`~` is `~1`).
+    pub fn resolve(&self, text: &str, experiment: Option<&str>) -> Result<CheckpointId> {
+        let (name, steps) = match text.split_once('~') {
+            None => (text, 0),
+            Some((name, "")) => (name, 1),
+            Some((name, steps)) => {
+                let steps = steps.parse::<u64>();
+                (name, steps.map_err(|_| Error::refused(format!("\"{text}\" has no number after ~"), "write ~1, ~2 and so on"))?)
+            }
+        };
+        let read = self.0.index.read()?;
+        let mut id = self.resolve_name(&read, name, experiment)?;
+        for step in 0..steps {
+            let index = &self.0.index;
+            let bytes = index.get(&read, &index.records, id.as_bytes())?.ok_or_else(|| no_checkpoint(&id))?;
+            id = Record::decode(bytes, &id, index.path())?
+                .parent
+                .ok_or_else(|| Error::missing(format!("checkpoint {text}: {name} has only {step} ancestors, so none"), "count again with `log`"))?;
+        }
+        Ok(id)
+    }
+
+    /// The head of a branch.
+    pub fn branch(&self, experiment: &str, branch: &str) -> Result<Option<CheckpointId>> {
+        self.get_ref(&*self.0.index.read()?, &key(BRANCH, experiment, branch)?)
+    }
+
+    /// All branches of an experiment with their heads.
+    pub fn branches(&self, experiment: &str) -> Result<BTreeMap<String, CheckpointId>> {
+        self.list_refs(BRANCH, experiment)
+    }
+
+    /// Moves a branch to a checkpoint, wherever it was before; makes it if there is none.
+    pub fn set_branch(&self, experiment: &str, branch: &str, id: &CheckpointId) -> Result<()> {
+        self.set_ref(&key(BRANCH, experiment, branch)?, id, |_| Ok(()))
+    }
+
+    /// Gives a checkpoint a name that stays. Refused if another checkpoint has it.
+    pub fn tag(&self, experiment: &str, tag: &str, id: &CheckpointId) -> Result<()> {
+        self.set_ref(&key(TAG, experiment, tag)?, id, |before| {
+            let what = || format!("tag {experiment}/{tag} is already on checkpoint {before}");
+            if before == id { Ok(()) } else { Err(Error::refused(what(), "choose another tag, or remove this one first")) }
+        })
+    }
+
+    /// Removes a tag.
+    pub fn untag(&self, experiment: &str, tag: &str) -> Result<()> {
+        let (index, key) = (&self.0.index, key(TAG, experiment, tag)?);
+        if !index.write(|write| index.delete(write, &index.refs, &key))? {
+            return Err(Error::missing(format!("tag {experiment}/{tag}"), "look for the right one with `log`"));
+        }
+        Ok(())
+    }
+
+    /// All tags of an experiment with their checkpoints.
+    pub fn tags(&self, experiment: &str) -> Result<BTreeMap<String, CheckpointId>> {
+        self.list_refs(TAG, experiment)
+    }
+
+    fn set_ref(&self, key: &[u8], id: &CheckpointId, allow: impl FnOnce(&CheckpointId) -> Result<()>) -> Result<()> {
+        let index = &self.0.index;
+        index.write(|write| {
+            if index.get(write, &index.records, id.as_bytes())?.is_none() {
+                return Err(no_checkpoint(id));
+            }
+            if let Some(before) = index.get(write, &index.refs, key)? {
+                allow(&index.checkpoint_id(before, &"a ref")?)?;
+            }
+            index.put(write, &index.refs, key, id.as_bytes())
+        })
+    }
+
+    fn get_ref(&self, read: &heed::RoTxn<'_>, key: &[u8]) -> Result<Option<CheckpointId>> {
+        let index = &self.0.index;
+        index.get(read, &index.refs, key)?.map(|bytes| index.checkpoint_id(bytes, &String::from_utf8_lossy(key))).transpose()
+    }
+
+    fn list_refs(&self, kind: u8, experiment: &str) -> Result<BTreeMap<String, CheckpointId>> {
+        check_name("experiment", experiment)?;
+        let index = &self.0.index;
+        let prefix = prefix(kind, experiment);
+        let mut refs = BTreeMap::new();
+        index.scan(&*index.read()?, &index.refs, &prefix, |key, value| {
+            let Some(name) = key.strip_prefix(prefix.as_slice()) else { return Ok(false) };
+            let name = String::from_utf8_lossy(name).into_owned();
+            let id = index.checkpoint_id(value, &name)?;
+            refs.insert(name, id);
+            Ok(true)
+        })?;
+        Ok(refs)
+    }
+
+    fn resolve_name(&self, read: &heed::RoTxn<'_>, name: &str, experiment: Option<&str>) -> Result<CheckpointId> {
+        let found = match (name.split_once('/'), experiment) {
+            (Some((experiment, name)), _) => self.resolve_ref(read, experiment, name)?,
+            (None, Some(experiment)) => self.resolve_ref(read, experiment, name)?,
+            (None, None) => None,
+        };
+        if let Some(id) = found {
+            return Ok(id);
+        }
+        let prefix = name.to_ascii_lowercase();
+        let is_prefix = (PREFIX_MIN..=64).contains(&prefix.len()) && prefix.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let candidates = if is_prefix { self.with_prefix(read, &prefix)? } else { Vec::new() };
+        match candidates.as_slice() {
+            [id] => Ok(*id),
+            [] => Err(Error::missing(format!("checkpoint \"{name}\""), "give a tag, a branch, or at least 4 digits of an id as `log` shows them")),
+            _ => Err(Error::Ambiguous { text: name.to_owned(), candidates }),
+        }
+    }
+
+    /// A tag, else a branch. A text that can be neither is none.
+    fn resolve_ref(&self, read: &heed::RoTxn<'_>, experiment: &str, name: &str) -> Result<Option<CheckpointId>> {
+        for kind in [TAG, BRANCH] {
+            let Ok(key) = key(kind, experiment, name) else { return Ok(None) };
+            if let Some(id) = self.get_ref(read, &key)? {
+                return Ok(Some(id));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Some checkpoints whose ids begin with these lower-case digits.
+    fn with_prefix(&self, read: &heed::RoTxn<'_>, prefix: &str) -> Result<Vec<CheckpointId>> {
+        let index = &self.0.index;
+        let first = format!("{prefix:0<64}").parse::<CheckpointId>();
+        let Ok(first) = first else { return Ok(Vec::new()) };
+        let mut found = Vec::new();
+        index.scan(read, &index.records, first.as_bytes(), |key, _| {
+            let id = index.checkpoint_id(key, &"a record")?;
+            let fits = id.to_string().starts_with(prefix);
+            if fits {
+                found.push(id);
+            }
+            Ok(fits && found.len() < CANDIDATES_MAX)
+        })?;
+        Ok(found)
+    }
+}
+
+fn no_checkpoint(id: &CheckpointId) -> Error {
+    Error::missing(Named("checkpoint", id.as_bytes()).to_string(), "look for the right one with `log`")
+}
+
+/// The key of a branch in the index.
+pub(crate) fn branch_key(experiment: &str, branch: &str) -> Result<Vec<u8>> {
+    key(BRANCH, experiment, branch)
+}
+
+fn key(kind: u8, experiment: &str, name: &str) -> Result<Vec<u8>> {
+    check_name("experiment", experiment)?;
+    check_name(if kind == BRANCH { "branch" } else { "tag" }, name)?;
+    let mut key = prefix(kind, experiment);
+    key.extend(name.as_bytes());
+    Ok(key)
+}
+
+fn prefix(kind: u8, experiment: &str) -> Vec<u8> {
+    [&[kind], experiment.as_bytes(), &[0]].concat()
+}
+
+fn check_name(kind: &str, name: &str) -> Result<()> {
+    let wrong = |character: char| character.is_whitespace() || character.is_control() || matches!(character, '/' | '~');
+    if name.is_empty() || name.len() > NAME_MAX || name.starts_with('-') || name.contains(wrong) {
+        return Err(Error::refused(
+            format!("{name:?} cannot be the name of the {kind}"),
+            "a name has 1 to 128 bytes, no white space, no / or ~, and no - in front",
+        ));
+    }
+    Ok(())
+}
+
+fn parents_first(mut records: BTreeMap<CheckpointId, Record>) -> Vec<(CheckpointId, Record)> {
+    let mut children: HashMap<CheckpointId, Vec<CheckpointId>> = HashMap::new();
+    // By age, so that siblings and unrelated trees come in the order in which they were made.
+    let mut ready = BTreeSet::new();
+    for (id, record) in &records {
+        match record.parent.filter(|parent| records.contains_key(parent)) {
+            Some(parent) => children.entry(parent).or_default().push(*id),
+            None => _ = ready.insert((record.created_ns, *id)),
+        }
+    }
+    let mut ordered = Vec::with_capacity(records.len());
+    while let Some((_, id)) = ready.pop_first() {
+        for child in children.remove(&id).unwrap_or_default() {
+            ready.insert((records[&child].created_ns, child));
+        }
+        // No record is its own ancestor: an id is the hash of a record that holds the parent's id.
+        ordered.extend(records.remove(&id).map(|record| (id, record)));
+    }
+    ordered
+}

@@ -1,0 +1,406 @@
+//! A store, open: where it lies, what it has cached, and how pages, nodes and blobs are read.
+
+use crate::{
+    Error, ImageReader, Result, Writer,
+    cache::Cache,
+    error::Named,
+    files::{self, FileSystem, Medium},
+    hash,
+    index::{Index, Location},
+    node::Stored,
+    pack::{Frame, Kind, PackFile},
+    table::{self, Loaded, Nodes},
+};
+use fermata_types::{BlobName, ImageId, NodeName, PageBuf, PageName, PageNumber, Root, ZERO_PAGE};
+use std::{
+    collections::HashMap,
+    fmt::Display,
+    fs::{DirBuilder, File, TryLockError},
+    io::{Read as _, Write as _},
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    sync::{Arc, LazyLock, Mutex, RwLock, Weak},
+};
+
+const FORMAT: &str = "fermata store 1\n";
+const FORMAT_START: &str = "fermata store ";
+
+/// Decompressed frames kept: 4 MiB at most.
+const FRAMES_CACHED: usize = 64;
+/// Nodes kept: 64 MiB at most, the tables of 8 GiB.
+const NODES_CACHED: usize = 4096;
+/// Packs kept open.
+const PACKS_CACHED: usize = 128;
+
+/// A store, open. Cheap to clone; many threads and many processes may use one at once. It does not outlive a `fork`: open it after.
+#[derive(Clone)]
+pub struct Store(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub path: PathBuf,
+    pub index: Index,
+    pub medium: Arc<dyn Medium>,
+    /// Golden images that somebody has open, by number.
+    pub images: RwLock<HashMap<u32, (ImageId, Arc<dyn ImageReader>)>>,
+    pub nodes: Cache<NodeName, Arc<Loaded>>,
+    frames: Cache<(u32, u64), Arc<Frame>>,
+    packs: Cache<u32, Arc<PackFile>>,
+    /// Held shared while the store is open.
+    _lock: File,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Store({})", self.path().display())
+    }
+}
+
+impl Store {
+    /// Where the user's store is: `$FERMATA_STORE`, else `fermata` in `$XDG_DATA_HOME`, else `.local/share/fermata` in `$HOME`.
+    pub fn default_path() -> Result<PathBuf> {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        variable("FERMATA_STORE")
+            .or_else(|| variable("XDG_DATA_HOME").filter(|path| path.is_absolute()).map(|path| path.join("fermata")))
+            .or_else(|| variable("HOME").map(|path| path.join(".local/share/fermata")))
+            .ok_or_else(|| Error::missing("directory for the store is named and thus none", "set FERMATA_STORE to the directory to use"))
+    }
+
+    /// Opens the store in this directory; makes one if there is none, in a directory that is empty or not there.
+    ///
+    /// Opening a store again in the same process gives the same store.
+    pub fn open(path: &Path) -> Result<Self> {
+        Self::open_on(path, Arc::new(FileSystem))
+    }
+
+    pub(crate) fn open_on(path: &Path, medium: Arc<dyn Medium>) -> Result<Self> {
+        // LMDB must not be opened twice in one process: its locks are the process's.
+        static OPEN: LazyLock<Mutex<HashMap<PathBuf, Weak<Inner>>>> = LazyLock::new(Mutex::default);
+        DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(Error::io("create the directory", path))?;
+        let path = path.canonicalize().map_err(Error::io("find", path))?;
+        let mut open = OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(inner) = open.get(&path).and_then(Weak::upgrade) {
+            return Ok(Self(inner));
+        }
+        open.retain(|_, inner| inner.strong_count() > 0);
+        let inner = Arc::new(Inner::open(&path, medium)?);
+        open.insert(path, Arc::downgrade(&inner));
+        Ok(Self(inner))
+    }
+
+    /// The directory of the store.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// The directory where live runs keep what is not yet in a checkpoint (disk overlays). It is there.
+    pub fn live_dir(&self) -> PathBuf {
+        self.0.path.join("live")
+    }
+
+    /// Starts writing a checkpoint. Nothing of it is visible before `commit`.
+    pub fn writer(&self) -> Result<Writer> {
+        Writer::new(self)
+    }
+
+    /// Reads a page and checks it against its name.
+    pub fn read_page(&self, name: &PageName, into: &mut PageBuf) -> Result<()> {
+        if *name == ZERO_PAGE {
+            into.fill(0);
+            return Ok(());
+        }
+        let location = self.0.locate_page(&*self.0.index.read()?, name)?;
+        match location {
+            Location::Image { image, block } => self.0.read_image(image, block, name, into),
+            Location::Pack { pack, offset, place, length } => {
+                let frame = self.0.frame(pack, offset, length, &Named("page", name.as_bytes()))?;
+                self.0.page_of(&frame, pack, offset, place, name, into)
+            }
+        }
+    }
+
+    /// Reads many pages in the order in which they lie, each frame once, and checks each against its name; `each` may end it by returning
+    /// false. A page wanted under several numbers is handed over once for each.
+    pub fn read_pages(&self, wanted: Vec<(PageNumber, PageName)>, each: &mut dyn FnMut(PageNumber, &PageBuf) -> bool) -> Result<()> {
+        let mut page = [0; fermata_types::PAGE_SIZE];
+        let mut located = Vec::with_capacity(wanted.len());
+        {
+            let read = self.0.index.read()?;
+            for (number, name) in wanted {
+                if name != ZERO_PAGE {
+                    located.push((self.0.locate_page(&read, &name)?, number, name));
+                } else if !each(number, &page) {
+                    return Ok(());
+                }
+            }
+        }
+        located.sort_unstable();
+        // Not through the cache: a sweep over a whole memory would only throw out what others use.
+        let mut last: Option<((u32, u64), Frame)> = None;
+        for (location, number, name) in located {
+            match location {
+                Location::Image { image, block } => self.0.read_image(image, block, &name, &mut page)?,
+                Location::Pack { pack, offset, place, length } => {
+                    let frame = match last.take() {
+                        Some((at, frame)) if at == (pack, offset) => frame,
+                        _ => self.0.pack(pack)?.frame(offset, length, &Named("page", name.as_bytes()))?,
+                    };
+                    let (_, frame) = last.insert(((pack, offset), frame));
+                    self.0.page_of(frame, pack, offset, place, &name, &mut page)?;
+                }
+            }
+            if !each(number, &page) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a blob and checks it against its name.
+    pub fn read_blob(&self, name: &BlobName) -> Result<Vec<u8>> {
+        let what = Named("blob", name.as_bytes());
+        let location = self.0.index.location(&*self.0.index.read()?, &self.0.index.blobs, name.as_bytes(), &what)?;
+        let Some(Location::Pack { pack, offset, place: 0, length }) = location else {
+            return Err(self.0.not_in_a_pack(location, &what));
+        };
+        let file = self.0.pack(pack)?;
+        let frame = file.frame(offset, length, &what)?;
+        if frame.kind != Kind::Blob || hash::blob(&frame.raw) != *name {
+            return Err(Error::corrupt(file.path(), offset, what, "what lies there is something else"));
+        }
+        Ok(frame.raw)
+    }
+
+    /// What a page table says of one page. None: not named by the table.
+    pub fn lookup(&self, root: &Root, page: PageNumber) -> Result<Option<PageName>> {
+        table::lookup(&*self.0, root, page)
+    }
+
+    /// Every named page of a table, in order of page number.
+    pub fn for_each_page(&self, root: &Root, each: &mut dyn FnMut(PageNumber, PageName) -> Result<()>) -> Result<()> {
+        table::for_each(&*self.0, root, each)
+    }
+
+    /// Pages in which two tables differ, in order, skipping equal subtrees: (page, in a, in b).
+    pub fn diff(
+        &self,
+        a: &Root,
+        b: &Root,
+        each: &mut dyn FnMut(PageNumber, Option<PageName>, Option<PageName>) -> Result<()>,
+    ) -> Result<()> {
+        table::diff(&*self.0, a, b, each)
+    }
+}
+
+impl Inner {
+    fn open(path: &Path, medium: Arc<dyn Medium>) -> Result<Self> {
+        let lock = open_format(path, &*medium)?;
+        match lock.try_lock_shared() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let what = format!("the index of the store {} is being built again", path.display());
+                return Err(Error::refused(what, "wait until that has ended"));
+            }
+            Err(TryLockError::Error(error)) => return Err(Error::io("lock", &path.join("format"))(error)),
+        }
+        for directory in ["index", "packs", "tmp", "live"] {
+            files::make_directory(&path.join(directory))?;
+        }
+        files::sweep(&path.join("tmp"))?;
+        let (shelf, index) = (path.join("packs"), path.join("index"));
+        let is_empty = std::fs::read_dir(&shelf).map_err(Error::io("list", &shelf))?.next().is_none();
+        if !is_empty && !index.join(Index::FILE).exists() {
+            // Never begin an empty index over packs: everything would seem to be gone.
+            return Err(Error::IndexLost { path: index });
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            index: Index::open(&index)?,
+            medium,
+            images: RwLock::default(),
+            nodes: Cache::new(NODES_CACHED),
+            frames: Cache::new(FRAMES_CACHED),
+            packs: Cache::new(PACKS_CACHED),
+            _lock: lock,
+        })
+    }
+
+    pub fn shelf(&self) -> PathBuf {
+        self.path.join("packs")
+    }
+
+    pub fn locate_page(&self, read: &heed::RoTxn<'_>, name: &PageName) -> Result<Location> {
+        let what = Named("page", name.as_bytes());
+        self.index.location(read, &self.index.pages, name.as_bytes(), &what)?.ok_or_else(|| self.not_in_a_pack(None, &what))
+    }
+
+    /// The pack with this number, open. A collection that removes packs has to tell this cache.
+    pub fn pack(&self, number: u32) -> Result<Arc<PackFile>> {
+        if let Some(pack) = self.packs.get(&number) {
+            return Ok(pack);
+        }
+        let id = self.index.pack_id(&*self.index.read()?, number)?;
+        let pack = Arc::new(PackFile::open(&self.shelf(), &id)?);
+        self.packs.insert(number, pack.clone());
+        Ok(pack)
+    }
+
+    fn frame(&self, pack: u32, offset: u64, length: u32, what: &dyn Display) -> Result<Arc<Frame>> {
+        if let Some(frame) = self.frames.get(&(pack, offset)) {
+            return Ok(frame);
+        }
+        let frame = Arc::new(self.pack(pack)?.frame(offset, length, what)?);
+        self.frames.insert((pack, offset), frame.clone());
+        Ok(frame)
+    }
+
+    fn page_of(&self, frame: &Frame, pack: u32, offset: u64, place: u16, name: &PageName, into: &mut PageBuf) -> Result<()> {
+        let found = match frame.kind {
+            Kind::Pages => frame.object(place.into()),
+            _ => Err("what lies there is no page".into()),
+        };
+        let checked = found.and_then(|bytes| {
+            into.copy_from_slice(bytes);
+            if hash::page(into) == *name { Ok(()) } else { Err("the content does not fit the name".into()) }
+        });
+        checked.map_err(|detail| self.damaged(pack, offset, &Named("page", name.as_bytes()), detail))
+    }
+
+    fn read_image(&self, number: u32, block: u32, name: &PageName, into: &mut PageBuf) -> Result<()> {
+        let open = self.images.read().unwrap_or_else(|poisoned| poisoned.into_inner()).get(&number).cloned();
+        let Some((image, reader)) = open else {
+            let image = self.index.image_with_number(&*self.index.read()?, number)?;
+            let what = Named("page", name.as_bytes());
+            let image = image.ok_or_else(|| self.index.corrupt(&what, "it lies in a golden image that is not registered"))?;
+            return Err(Error::ImageNotOpen { image, block });
+        };
+        let changed = |detail: String| Error::ImageChanged { image, detail };
+        if u64::from(block) >= reader.blocks() {
+            return Err(changed(format!("block {block} is gone, it has {} blocks now", reader.blocks())));
+        }
+        reader.read_block(block, into).map_err(Error::io("read", Path::new(&format!("golden image {image}"))))?;
+        if hash::page(into) != *name {
+            return Err(changed(format!("block {block} is not what it was")));
+        }
+        Ok(())
+    }
+
+    /// A node in the form in which it lies, and where that is; not yet checked against its name.
+    fn stored_node(&self, name: &NodeName) -> Result<(Stored, u32, u64)> {
+        let what = Named("node", name.as_bytes());
+        let location = self.index.location(&*self.index.read()?, &self.index.nodes, name.as_bytes(), &what)?;
+        let Some(Location::Pack { pack, offset, place, length }) = location else {
+            return Err(self.not_in_a_pack(location, &what));
+        };
+        let frame = self.frame(pack, offset, length, &what)?;
+        let stored = match frame.kind {
+            Kind::Nodes => frame.object(place.into()).and_then(Stored::decode),
+            _ => Err("what lies there is no node".into()),
+        };
+        Ok((stored.map_err(|detail| self.damaged(pack, offset, &what, detail))?, pack, offset))
+    }
+
+    fn load_node(&self, name: &NodeName) -> Result<Loaded> {
+        let (stored, pack, offset) = self.stored_node(name)?;
+        let damaged = |detail: String| self.damaged(pack, offset, &Named("node", name.as_bytes()), detail);
+        let loaded = match stored {
+            Stored::Full(node) => Loaded { node, base: None },
+            Stored::Delta(delta) => {
+                let base = self.load_base(&delta.base).map_err(|error| match error {
+                    Error::Missing { what, .. } => damaged(format!("its base is gone: {what}")),
+                    error => error,
+                })?;
+                let base = base.ok_or_else(|| damaged("its base is not stored full".into()))?;
+                Loaded { node: delta.apply(&base.node).map_err(damaged)?, base: Some(delta.base) }
+            }
+        };
+        if loaded.node.name() != *name {
+            return Err(damaged("the content does not fit the name".into()));
+        }
+        Ok(loaded)
+    }
+
+    /// None if the node is itself a delta. Never follows a second base, so that a damaged store cannot lead in circles.
+    fn load_base(&self, name: &NodeName) -> Result<Option<Arc<Loaded>>> {
+        if let Some(base) = self.nodes.get(name) {
+            return Ok(base.base.is_none().then_some(base));
+        }
+        match self.stored_node(name)?.0 {
+            Stored::Delta(_) => Ok(None),
+            Stored::Full(_) => self.load(name).map(Some),
+        }
+    }
+
+    /// The error for an object that should lie in a pack, and lies nowhere or elsewhere.
+    fn not_in_a_pack(&self, location: Option<Location>, what: &dyn Display) -> Error {
+        match location {
+            None => Error::missing(what.to_string(), "what names it is from another store, or was never committed"),
+            Some(_) => self.index.corrupt(what, "it cannot lie where its entry says"),
+        }
+    }
+
+    fn damaged(&self, pack: u32, offset: u64, what: &dyn Display, detail: String) -> Error {
+        match self.pack(pack) {
+            Ok(file) => Error::corrupt(file.path(), offset, what, detail),
+            Err(error) => error,
+        }
+    }
+}
+
+impl Nodes for Inner {
+    fn load(&self, name: &NodeName) -> Result<Arc<Loaded>> {
+        if let Some(loaded) = self.nodes.get(name) {
+            return Ok(loaded);
+        }
+        let loaded = Arc::new(self.load_node(name)?);
+        self.nodes.insert(*name, loaded.clone());
+        Ok(loaded)
+    }
+
+    fn misplaced(&self, name: &NodeName, detail: String) -> Error {
+        Error::corrupt(&self.path, None, Named("node", name.as_bytes()), detail)
+    }
+}
+
+/// Opens the file that says what the directory is; writes it if the directory is empty.
+pub(crate) fn open_format(store: &Path, medium: &dyn Medium) -> Result<File> {
+    let path = store.join("format");
+    let mut file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            create_format(store, &path, medium)?;
+            File::open(&path).map_err(Error::io("open", &path))?
+        }
+        Err(error) => return Err(Error::io("open", &path)(error)),
+    };
+    let mut text = Vec::new();
+    (&mut file).take(64).read_to_end(&mut text).map_err(Error::io("read", &path))?;
+    if text == FORMAT.as_bytes() {
+        return Ok(file);
+    }
+    let text = String::from_utf8_lossy(&text);
+    if text.starts_with(FORMAT_START) && text.ends_with('\n') {
+        return Err(Error::Unsupported { path, what: format!("the format \"{}\"", text.trim_end()) });
+    }
+    Err(Error::corrupt(&path, 0, "format of the store", "it does not say which format the store has"))
+}
+
+fn create_format(store: &Path, path: &Path, medium: &dyn Medium) -> Result<()> {
+    let entries = std::fs::read_dir(store).map_err(Error::io("list", store))?;
+    // What a crash in this very function may have left begins with our prefix.
+    let foreign = entries.filter_map(Result::ok).any(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"format"));
+    if foreign {
+        return Err(Error::refused(
+            format!("{} is not empty and no store", store.display()),
+            "choose another directory for the store with FERMATA_STORE, or empty this one",
+        ));
+    }
+    let failed = |error| Error::io("create", path)(error);
+    let mut file = tempfile::Builder::new().prefix("format-").tempfile_in(store).map_err(failed)?;
+    file.write_all(FORMAT.as_bytes()).map_err(failed)?;
+    medium.sync(file.as_file()).map_err(failed)?;
+    match file.persist_noclobber(path) {
+        Ok(_) => medium.sync_directory(store).map_err(failed),
+        Err(error) if error.error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(failed(error.error)),
+    }
+}

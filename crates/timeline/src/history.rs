@@ -1,0 +1,116 @@
+//! The tree of checkpoints, as the store has it. Needs no keeper.
+
+use crate::Result;
+use fermata_store::{Record, Store};
+use fermata_types::{CheckpointId, PageNumber, Root};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A checkpoint in its tree.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// Its id.
+    pub id: CheckpointId,
+    /// What is kept of it.
+    pub record: Record,
+    /// Branches whose newest it is.
+    pub heads: Vec<String>,
+    /// Its tags.
+    pub tags: Vec<String>,
+}
+
+/// How one page table or blob of a part differs between two checkpoints.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// The part.
+    pub part: String,
+    /// Which table or blob: `ram`, `blocks`, `devices`.
+    pub of: String,
+    /// Pages in all; for a blob 1.
+    pub pages: u64,
+    /// Pages that differ; for a blob 1 or 0.
+    pub differing: u64,
+    /// Pages that only the first names.
+    pub only_a: u64,
+    /// Pages that only the second names.
+    pub only_b: u64,
+    /// Stretches of pages that differ: first page and count, in order.
+    pub stretches: Vec<(PageNumber, u32)>,
+}
+
+/// All checkpoints, of one experiment or of all; parents before children.
+pub fn log(store: &Store, experiment: Option<&str>) -> Result<Vec<Entry>> {
+    let records = store.records()?;
+    let names: BTreeSet<_> = records.iter().map(|(_, record)| record.experiment.clone()).collect();
+    let mut marks = BTreeMap::new();
+    for name in names.iter().filter(|name| experiment.is_none_or(|wanted| wanted == *name)) {
+        marks.insert(name.clone(), Marks::of(store, name)?);
+    }
+    let entry = |(id, record): (CheckpointId, Record)| {
+        let (heads, tags) = marks.get(&record.experiment)?.at(&id);
+        Some(Entry { id, record, heads, tags })
+    };
+    Ok(records.into_iter().filter_map(entry).collect())
+}
+
+/// One checkpoint.
+pub fn entry(store: &Store, id: CheckpointId) -> Result<Entry> {
+    let record = store.record(&id)?;
+    let (heads, tags) = Marks::of(store, &record.experiment)?.at(&id);
+    Ok(Entry { id, record, heads, tags })
+}
+
+/// The names that an experiment has for its checkpoints.
+struct Marks {
+    branches: BTreeMap<String, CheckpointId>,
+    tags: BTreeMap<String, CheckpointId>,
+}
+
+impl Marks {
+    fn of(store: &Store, experiment: &str) -> Result<Self> {
+        Ok(Self { branches: store.branches(experiment)?, tags: store.tags(experiment)? })
+    }
+
+    fn at(&self, id: &CheckpointId) -> (Vec<String>, Vec<String>) {
+        let named = |names: &BTreeMap<String, CheckpointId>| names.iter().filter(|(_, at)| *at == id).map(|(name, _)| name.clone()).collect();
+        (named(&self.branches), named(&self.tags))
+    }
+}
+
+/// How two checkpoints differ, part by part. Costs what differs: equal subtrees are skipped.
+pub fn diff(store: &Store, a: &Record, b: &Record) -> Result<Vec<Change>> {
+    let mut changes = Vec::new();
+    let names: BTreeSet<_> = a.parts.iter().chain(&b.parts).map(|part| part.name.clone()).collect();
+    for name in names {
+        let [a, b] = [a, b].map(|record| record.parts.iter().find(|part| part.name == name));
+        let tables: BTreeSet<_> = [a, b].into_iter().flatten().flat_map(|part| part.tables.keys().cloned()).collect();
+        for of in tables {
+            let [a, b] = [a, b].map(|part| part.and_then(|part| part.tables.get(&of)).copied());
+            changes.push(table_change(store, &name, of, a, b)?);
+        }
+        let blobs: BTreeSet<_> = [a, b].into_iter().flatten().flat_map(|part| part.blobs.keys().cloned()).collect();
+        for of in blobs {
+            let [a, b] = [a, b].map(|part| part.and_then(|part| part.blobs.get(&of)));
+            let differing = u64::from(a != b);
+            let (only_a, only_b) = (u64::from(b.is_none()), u64::from(a.is_none()));
+            changes.push(Change { part: name.clone(), of, pages: 1, differing, only_a, only_b, stretches: Vec::new() });
+        }
+    }
+    Ok(changes)
+}
+
+fn table_change(store: &Store, part: &str, of: String, a: Option<Root>, b: Option<Root>) -> Result<Change> {
+    let pages = a.or(b).map_or(0, |root| root.pages);
+    let [a, b] = [a, b].map(|root| root.unwrap_or(Root::empty(pages)));
+    let mut change = Change { part: part.to_owned(), of, pages, differing: 0, only_a: 0, only_b: 0, stretches: Vec::new() };
+    store.diff(&a, &b, &mut |page, in_a, in_b| {
+        change.differing += 1;
+        change.only_a += u64::from(in_b.is_none());
+        change.only_b += u64::from(in_a.is_none());
+        match change.stretches.last_mut() {
+            Some((first, count)) if *first + *count == page => *count += 1,
+            _ => change.stretches.push((page, 1)),
+        }
+        Ok(())
+    })?;
+    Ok(change)
+}

@@ -1,0 +1,363 @@
+//! The keeper of one experiment on this host: its runs, the spare process that stands ready, the checkpoints by the clock.
+
+use crate::{Error, Result, spares::Spares};
+use fermata_experiment::{Arrival, Host, Journey, Run, Spec, fits, spare, travel};
+use fermata_linux::clock::Stopwatch;
+use fermata_store::{Progress, Record};
+use fermata_types::{CheckpointId, VirtualTime};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+/// The first run of an experiment.
+pub const FIRST_RUN: &str = "main";
+
+/// What the keeper is busy with.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Activity {
+    /// In words; empty when nothing takes long.
+    pub what: String,
+    /// How far it is.
+    pub progress: Progress,
+}
+
+/// Where a run arrived.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resumed {
+    /// The run.
+    pub run: String,
+    /// The branch that it grows from now on.
+    pub branch: String,
+    /// The checkpoint that it stands on.
+    pub checkpoint: CheckpointId,
+    /// Its virtual time.
+    pub time_virtual: VirtualTime,
+    /// From the request to the guest's first instruction.
+    pub took: Duration,
+    /// Whether a spare process stood ready.
+    pub warm: bool,
+}
+
+/// Options of `fork`.
+#[derive(Debug, Clone, Default)]
+pub struct Fork {
+    /// The new run's name; none: one is made up.
+    pub name: Option<String>,
+    /// Do not tell the guest that it is a copy.
+    pub same_randomness: bool,
+    /// Load everything before the guest runs.
+    pub eager: bool,
+    /// Leave it paused.
+    pub paused: bool,
+}
+
+/// One experiment, kept.
+pub struct Keeper {
+    host: Arc<Host>,
+    spec: Spec,
+    runs: Mutex<BTreeMap<String, Arc<Run>>>,
+    spares: Arc<Spares>,
+    activity: Mutex<Activity>,
+    trouble: Mutex<Option<String>>,
+    clock: Mutex<Option<JoinHandle<()>>>,
+    ending: Arc<(Mutex<bool>, Condvar)>,
+    /// Forks and gotos name branches one after the other.
+    naming: AtomicU64,
+}
+
+impl Keeper {
+    /// Keeps an experiment that has no run yet.
+    pub fn new(host: Host, spec: Spec) -> Arc<Self> {
+        let host = Arc::new(host);
+        Arc::new(Self {
+            spares: Spares::new(host.clone()),
+            host,
+            spec,
+            runs: Mutex::default(),
+            activity: Mutex::default(),
+            trouble: Mutex::default(),
+            clock: Mutex::default(),
+            ending: Arc::default(),
+            naming: AtomicU64::new(1),
+        })
+    }
+
+    /// Boots the experiment's machines as its first run, and starts the clock.
+    pub fn boot(self: &Arc<Self>) -> Result<()> {
+        let branch = self.free_branch(FIRST_RUN)?;
+        let run = Run::boot(self.host.clone(), &self.spec, &branch, &mut |what, progress| self.report(what, progress))?;
+        self.report("", Progress::default());
+        self.add(run);
+        Ok(())
+    }
+
+    /// Brings back the experiment's first run from a checkpoint instead, and starts the clock.
+    pub fn revive(self: &Arc<Self>, id: CheckpointId, eager: bool, paused: bool) -> Result<Resumed> {
+        let watch = Stopwatch::start();
+        let record = self.record(&id)?;
+        let how = Journey { eager, paused, fresh_randomness: false };
+        let branch = self.branch_from(&record.branch, &id)?;
+        let (arrival, warm) = self.arrive(&id, &record, &branch, how)?;
+        let time_virtual = arrival.time_virtual;
+        let took = watch.elapsed();
+        let run = Run::begin(self.host.clone(), &self.spec, FIRST_RUN, arrival)?;
+        self.add(run);
+        Ok(Resumed { run: FIRST_RUN.to_owned(), branch, checkpoint: id, time_virtual, took, warm })
+    }
+
+    fn add(self: &Arc<Self>, run: Run) {
+        let run = Arc::new(run);
+        self.spares.want_like(&run.body());
+        self.runs.lock().expect("nobody panics with the lock").insert(run.name().to_owned(), run);
+        self.start_clock();
+    }
+
+    /// The specification.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// What it uses of this host.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// All runs.
+    pub fn runs(&self) -> Vec<Arc<Run>> {
+        self.runs.lock().expect("nobody panics with the lock").values().cloned().collect()
+    }
+
+    /// The run of this name, or the only one.
+    pub fn run(&self, name: Option<&str>) -> Result<Arc<Run>> {
+        let runs = self.runs.lock().expect("nobody panics with the lock");
+        let names = || runs.keys().cloned().collect::<Vec<_>>().join(", ");
+        match name {
+            Some(name) => runs.get(name).cloned().ok_or_else(|| Error::WhichRun(format!("{} has no run \"{name}\"; it has {}", self.spec.name, names()))),
+            // The first run is who is meant when nobody is named.
+            None if runs.len() == 1 || runs.contains_key(FIRST_RUN) => Ok(runs.get(FIRST_RUN).or_else(|| runs.values().next()).expect("there is one").clone()),
+            None => Err(Error::WhichRun(format!("{} has several runs: say which of {}", self.spec.name, names()))),
+        }
+    }
+
+    /// What takes long at the moment.
+    pub fn activity(&self) -> Activity {
+        self.activity.lock().expect("nobody panics with the lock").clone()
+    }
+
+    fn report(&self, what: &str, progress: Progress) {
+        *self.activity.lock().expect("nobody panics with the lock") = Activity { what: what.to_owned(), progress };
+    }
+
+    /// Why the last checkpoint by the clock failed, if it did.
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.lock().expect("nobody panics with the lock").clone()
+    }
+
+    /// Whether a spare process stands ready.
+    pub fn spare_ready(&self) -> bool {
+        self.spares.ready()
+    }
+
+    /// Takes a checkpoint of a run.
+    pub fn checkpoint(&self, run: Option<&str>, message: Option<String>) -> Result<(CheckpointId, Record)> {
+        self.report("storing the checkpoint", Progress::default());
+        let result = self.run(run)?.checkpoint(message);
+        self.report("", Progress::default());
+        Ok(result?)
+    }
+
+    /// Takes a run to a checkpoint. If that fails the run goes on where it was.
+    pub fn goto(&self, to: &str, run: Option<&str>, eager: bool, paused: bool) -> Result<Resumed> {
+        let watch = Stopwatch::start();
+        let run = self.run(run)?;
+        let (id, record) = self.find(to)?;
+        let branch = self.branch_from(&run.standing().branch, &id)?;
+        let before = run.body();
+        let was_running = before.machine().status() == fermata_experiment::Status::Running;
+        // Nobody will miss what it would still do; its processor is needed.
+        let _ = before.machine().stop();
+        let how = Journey { eager, paused, fresh_randomness: false };
+        let (arrival, warm) = match self.arrive(&id, &record, &branch, how) {
+            Ok(arrived) => arrived,
+            Err(error) => {
+                if was_running {
+                    let _ = before.machine().run();
+                }
+                return Err(error);
+            }
+        };
+        let time_virtual = arrival.time_virtual;
+        let took = watch.elapsed();
+        drop(before);
+        self.spares.bury(run.move_to(arrival));
+        self.spares.want_like(&run.body());
+        Ok(Resumed { run: run.name().to_owned(), branch, checkpoint: id, time_virtual, took, warm })
+    }
+
+    /// Starts another run from a checkpoint: of this id, or the newest one of a run.
+    pub fn fork(&self, from: Option<&str>, run: Option<&str>, fork: Fork) -> Result<Resumed> {
+        let watch = Stopwatch::start();
+        let (id, record) = match from {
+            Some(from) => self.find(from)?,
+            None => {
+                let run = self.run(run)?;
+                let id = run.standing().head.ok_or_else(|| Error::Refused(format!("run {} has no checkpoint to fork from yet: `fermata checkpoint` takes one", run.name())))?;
+                (id, self.record(&id)?)
+            }
+        };
+        let name = self.fork_name(fork.name)?;
+        let how = Journey { eager: fork.eager, paused: fork.paused, fresh_randomness: !fork.same_randomness };
+        let (arrival, warm) = self.arrive(&id, &record, &name, how)?;
+        let time_virtual = arrival.time_virtual;
+        let took = watch.elapsed();
+        let run = Arc::new(Run::begin(self.host.clone(), &self.spec, &name, arrival)?);
+        self.spares.want_like(&run.body());
+        self.runs.lock().expect("nobody panics with the lock").insert(name.clone(), run);
+        Ok(Resumed { run: name.clone(), branch: name, checkpoint: id, time_virtual, took, warm })
+    }
+
+    fn find(&self, text: &str) -> Result<(CheckpointId, Record)> {
+        let id = self.host.store().resolve(text, Some(&self.spec.name))?;
+        Ok((id, self.record(&id)?))
+    }
+
+    fn record(&self, id: &CheckpointId) -> Result<Record> {
+        let record = self.host.store().record(id)?;
+        if record.experiment != self.spec.name {
+            return Err(Error::Refused(format!(
+                "checkpoint {} is of experiment {}, not of {}: name the experiment with -e {0}",
+                id.short(),
+                record.experiment,
+                self.spec.name
+            )));
+        }
+        Ok(record)
+    }
+
+    /// A body at the checkpoint: the spare one if it fits, else one that is started now.
+    fn arrive(&self, id: &CheckpointId, record: &Record, branch: &str, how: Journey) -> Result<(Arrival, bool)> {
+        let ready = self.spares.take(|body| fits(body, id, record));
+        let warm = ready.is_some();
+        let body = match ready {
+            Some(body) => body,
+            None => spare(&self.host, id, record, &mut |what, progress| self.report(what, progress))?,
+        };
+        let arrival = travel(&self.host, body, id, record, branch, how);
+        self.report("", Progress::default());
+        Ok((arrival?, warm))
+    }
+
+    /// The branch that grows from a checkpoint: the one it is the head of, else a new one beside it. What was there is never overwritten.
+    fn branch_from(&self, current: &str, id: &CheckpointId) -> Result<String> {
+        let branches = self.host.store().branches(&self.spec.name)?;
+        let growing: Vec<_> = self.runs().iter().map(|run| run.standing().branch).filter(|branch| branch != current).collect();
+        let head = branches.iter().find(|(name, head)| *head == id && !growing.contains(name)).map(|(name, _)| name.clone());
+        match head {
+            Some(head) => Ok(head),
+            None => self.free_branch(current.rsplit_once('.').filter(|(_, number)| number.parse::<u32>().is_ok()).map_or(current, |(stem, _)| stem)),
+        }
+    }
+
+    /// `stem`, or `stem.2`, `stem.3`...: the first that no checkpoint and no run has.
+    fn free_branch(&self, stem: &str) -> Result<String> {
+        let branches = self.host.store().branches(&self.spec.name)?;
+        let growing: Vec<_> = self.runs().iter().map(|run| run.standing().branch).collect();
+        let taken = |name: &String| branches.contains_key(name) || growing.contains(name);
+        let names = std::iter::once(stem.to_owned()).chain((2u64..).map(|number| format!("{stem}.{number}")));
+        Ok(names.into_iter().find(|name| !taken(name)).expect("numbers do not run out"))
+    }
+
+    fn fork_name(&self, wanted: Option<String>) -> Result<String> {
+        let Some(name) = wanted else {
+            let number = self.naming.fetch_add(1, Ordering::Relaxed);
+            return self.free_branch(&format!("fork-{number}"));
+        };
+        let valid = |character: char| character.is_ascii_alphanumeric() || "-_.".contains(character);
+        if name.is_empty() || name.len() > 64 || !name.chars().all(valid) || name.starts_with('-') {
+            return Err(Error::Refused(format!("\"{name}\" is no name for a run: use up to 64 letters, digits, - _ and .")));
+        }
+        if self.free_branch(&name)? != name {
+            return Err(Error::Refused(format!("there is a run or a branch \"{name}\" already: choose another name")));
+        }
+        Ok(name)
+    }
+
+    /// Ends a run, or all of them and the keeper with them. What they did since their last checkpoints is gone.
+    pub fn down(&self, run: Option<&str>) -> Result<Vec<String>> {
+        let ended: Vec<_> = match run {
+            Some(name) => vec![self.run(Some(name))?],
+            None => self.runs(),
+        };
+        let names: Vec<_> = ended.iter().map(|run| run.name().to_owned()).collect();
+        let mut runs = self.runs.lock().expect("nobody panics with the lock");
+        runs.retain(|name, _| !names.contains(name));
+        let last = runs.is_empty();
+        drop(runs);
+        if last {
+            self.stop_clock();
+            self.spares.end();
+        }
+        for run in ended {
+            run.body().machine().kill();
+        }
+        Ok(names)
+    }
+
+    /// Whether no run is left.
+    pub fn is_empty(&self) -> bool {
+        self.runs.lock().expect("nobody panics with the lock").is_empty()
+    }
+
+    fn start_clock(self: &Arc<Self>) {
+        let mut clock = self.clock.lock().expect("nobody panics with the lock");
+        let Some(every) = self.spec.every.filter(|_| clock.is_none()) else { return };
+        let keeper = Arc::downgrade(self);
+        let ending = self.ending.clone();
+        *clock = Some(std::thread::spawn(move || {
+            let mut next = every;
+            let watch = Stopwatch::start();
+            while !wait(&ending, next.saturating_sub(watch.elapsed())) {
+                let Some(keeper) = keeper.upgrade() else { return };
+                keeper.tick();
+                // A checkpoint that took longer than the interval does not make the next ones crowd.
+                next = (next + every).max(watch.elapsed());
+            }
+        }));
+    }
+
+    fn tick(&self) {
+        let mut trouble = None;
+        for run in self.runs() {
+            if run.body().machine().status() != fermata_experiment::Status::Running {
+                continue;
+            }
+            if let Err(error) = run.checkpoint(None) {
+                tracing::warn!("run {}: {error}", run.name());
+                trouble = Some(format!("run {}: {error}", run.name()));
+            }
+        }
+        *self.trouble.lock().expect("nobody panics with the lock") = trouble;
+    }
+
+    fn stop_clock(&self) {
+        *self.ending.0.lock().expect("nobody panics with the lock") = true;
+        self.ending.1.notify_all();
+        if let Some(clock) = self.clock.lock().expect("nobody panics with the lock").take()
+            && clock.thread().id() != std::thread::current().id()
+        {
+            let _ = clock.join();
+        }
+    }
+}
+
+/// Waits; true when it was woken because all ends.
+fn wait(ending: &(Mutex<bool>, Condvar), time: Duration) -> bool {
+    let ended = ending.0.lock().expect("nobody panics with the lock");
+    *ending.1.wait_timeout_while(ended, time, |ended| !*ended).expect("nobody panics with the lock").0
+}

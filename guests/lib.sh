@@ -1,0 +1,31 @@
+# What the guest builders share. Sourced, never run.
+# shellcheck shell=bash
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
+
+# compile_programs DIRECTORY: builds guests/src/*.c there as static programs, which run in any guest.
+compile_programs() {
+    local source
+    mkdir -p "$1"
+    for source in "$FERMATA_ROOT"/guests/src/*.c; do
+        gcc -static -O2 -Wall -Wextra -Werror -s -o "$1/$(basename "$source" .c)" "$source"
+    done
+}
+
+# modules_into ROOT [LAST]: copies the drivers into an initramfs, with the list that says their order;
+# only as far as the module LAST, when it is given.
+modules_into() {
+    local module
+    mkdir -p "$1/lib/modules"
+    while read -r module; do
+        install -D -m 644 "$FERMATA_GUESTS/modules/$module" "$1/$module"
+        printf '%s\n' "$module"
+        [ "${module##*/}" != "${2:-}.ko" ] || break
+    done <"$FERMATA_GUESTS/modules/order" >"$1/lib/modules/order"
+}
+
+# pack_initramfs ROOT FILE: the same tree always gives the same bytes.
+pack_initramfs() {
+    (cd "$1" && find . -exec touch -hd @0 {} + && find . -print0 | LC_ALL=C sort -z |
+        cpio --quiet --null -o -H newc -R 0:0 --reproducible) | gzip -n -6 >"$2"
+}

@@ -1,0 +1,56 @@
+# Helpers that the scripts of this tree share. Sourced, never run.
+# shellcheck shell=bash
+
+# The root of the tree, from the place of this file.
+FERMATA_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# Where the guests are kept once they are built.
+FERMATA_GUESTS=${FERMATA_GUESTS:-$FERMATA_ROOT/.guests}
+export FERMATA_ROOT FERMATA_GUESTS
+
+# say TEXT...: one line about what happens now. On stderr, so that output for programs stays clean.
+say() { printf '\033[2m==\033[0m %s\n' "$*" >&2; }
+
+# die TEXT...: says what went wrong and what to do next, and ends the script.
+die() {
+    printf '%s: %s\n' "${0##*/}" "$*" >&2
+    exit 1
+}
+
+# need PROGRAM...: ends the script when a program is missing.
+need() {
+    local program
+    for program; do
+        command -v "$program" >/dev/null || die "'$program' is missing: run scripts/setup"
+    done
+}
+
+# scratch: makes a directory that goes away with the script, and puts its name in $scratch.
+scratch() {
+    mkdir -p "$FERMATA_GUESTS"
+    # Beside the result, so that a finished file moves into place at once.
+    scratch=$(mktemp -d "$FERMATA_GUESTS/.making.XXXXXX")
+    trap 'rm -rf "$scratch"' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+}
+
+# digest_of FILE...: one hash over the names and contents of the files.
+digest_of() { (cd "$FERMATA_ROOT" && sha256sum -- "$@") | sha256sum | cut -d' ' -f1; }
+
+# fresh NAME DIGEST FILE...: true when NAME was made from these inputs and all its files are there.
+fresh() {
+    local stamp=$FERMATA_GUESTS/$1.stamp digest=$2 file
+    shift 2
+    [ "$(cat "$stamp" 2>/dev/null)" = "$digest" ] || return 1
+    for file; do [ -e "$FERMATA_GUESTS/$file" ] || return 1; done
+}
+
+# made NAME DIGEST: notes that NAME is whole. Call it last.
+made() { printf '%s\n' "$2" >"$FERMATA_GUESTS/$1.stamp"; }
+
+# download PACKAGE...: fetches Debian packages into the current directory and installs nothing.
+download() {
+    # Outside of root's own directories apt warns that it does not drop its rights: that is no news here.
+    apt-get -qq -o APT::Sandbox::User=root download "$@" ||
+        die "apt cannot download $*: check the network, then run scripts/setup"
+}
