@@ -12,16 +12,13 @@ compile_programs() {
     done
 }
 
-# modules_into ROOT [LAST]: copies the drivers into an initramfs, with the list that says their order;
-# only as far as the module LAST, when it is given.
+# modules_into ROOT: copies the drivers into an initramfs, with the list that says their order.
 modules_into() {
     local module
-    mkdir -p "$1/lib/modules"
     while read -r module; do
         install -D -m 644 "$FERMATA_GUESTS/modules/$module" "$1/$module"
-        printf '%s\n' "$module"
-        [ "${module##*/}" != "${2:-}.ko" ] || break
-    done <"$FERMATA_GUESTS/modules/order" >"$1/lib/modules/order"
+    done <"$FERMATA_GUESTS/modules/order"
+    cp "$FERMATA_GUESTS/modules/order" "$1/lib/modules/order"
 }
 
 # pack_initramfs ROOT FILE: the same tree always gives the same bytes.

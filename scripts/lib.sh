@@ -54,3 +54,19 @@ download() {
     apt-get -qq -o APT::Sandbox::User=root download "$@" ||
         die "apt cannot download $*: check the network, then run scripts/setup"
 }
+
+# find_cargo: puts cargo on the path, or says how to get it.
+find_cargo() {
+    local bin=${CARGO_HOME:-$HOME/.cargo}/bin
+    command -v cargo >/dev/null && return
+    [ -x "$bin/cargo" ] ||
+        die "there is no cargo, neither on the path nor in $bin. Debian 12's own Rust is too old: install rustup (https://rustup.rs), then run this again"
+    PATH=$bin:$PATH
+}
+
+# build_release: builds the fermata program and puts its name in $FERMATA_BIN.
+build_release() {
+    (cd "$FERMATA_ROOT" && cargo build --release --quiet) || die "the build failed: see the lines above"
+    FERMATA_BIN=${CARGO_TARGET_DIR:-$FERMATA_ROOT/target}/release/fermata
+    export FERMATA_BIN
+}

@@ -4,14 +4,19 @@
 //! - [`service`]: what a keeper offers, as a trait
 //! - [`server`], [`client`]: the same over HTTP/1.1 on a Unix socket
 //! - [`local`]: what needs no keeper: the store's history, who keeps what on this host, and starting a keeper
+//! - [`paths`]: where things are on this host
 //! - [`doctor`]: what this host can and cannot do
 //! - [`spec`]: the specification of an experiment, handed through to the doors
 //!
 //! It knows no command line and no terminal, and decides nothing about checkpoints.
 
 pub mod client;
+mod convert;
+mod desk;
 pub mod doctor;
+mod keeping;
 pub mod local;
+pub mod paths;
 pub mod server;
 pub mod service;
 pub mod values;

@@ -1,111 +1,89 @@
-//! What needs no keeper: the history in the store, who keeps what on this host, and starting a keeper.
+//! What needs no keeper: the history in the store. And, from [`crate::keeping`], who keeps what on this host.
 
 use crate::{
-    client::Client,
-    spec::Spec,
-    values::{Checkpoint, Difference, Ended, Experiment, GotoRequest, Problem, Resumed, Tag},
+    convert::{self, problem},
+    values::{Checkpoint, Difference, Problem, Tag},
 };
-use std::{
-    env,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
+use fermata_store::Store;
+use fermata_timeline::{Entry, history};
+use std::path::{Path, PathBuf};
+
+pub use crate::{
+    keeping::{UpRequest, bury, client, experiments, keep, revive, up, up_in_foreground},
+    paths::run_root,
 };
 
-/// What `fermata up` starts.
-#[derive(Debug, Clone)]
-pub struct UpRequest {
-    /// What the experiment is.
-    pub spec: Spec,
-    /// Milliseconds between checkpoints by the clock; none: as the specification says.
-    pub every_ms: Option<u64>,
-    /// The store.
-    pub store: PathBuf,
-}
-
-fn not_yet<T>() -> Result<T, Problem> {
-    Err(Problem::new("this is not built yet"))
-}
-
-/// The store that is meant: the one given, else `$FERMATA_STORE`, else `fermata` in the user's data directory.
+/// The store that is meant: the one given, else `$FERMATA_STORE`, else `fermata` in the user's data directory, else in the system's.
 pub fn store_path(given: Option<PathBuf>) -> PathBuf {
-    let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    given.or_else(|| variable("FERMATA_STORE")).unwrap_or_else(|| {
-        let data = variable("XDG_DATA_HOME").filter(|path| path.is_absolute());
-        let data = data.or_else(|| variable("HOME").map(|home| home.join(".local/share")));
-        data.unwrap_or_else(|| PathBuf::from("/var/lib")).join("fermata")
-    })
-}
-
-/// Where keepers live: `$FERMATA_RUN_DIR`, else `/dev/shm/fermata-UID`. One directory an experiment in it.
-pub fn run_root() -> PathBuf {
-    env::var_os("FERMATA_RUN_DIR").filter(|value| !value.is_empty()).map(PathBuf::from).unwrap_or_else(|| {
-        // The owner of our own entry in /proc: the user id, without a system call.
-        let user = std::fs::metadata("/proc/self").map_or(0, |process| process.uid());
-        PathBuf::from(format!("/dev/shm/fermata-{user}"))
-    })
-}
-
-/// Starts a keeper for the experiment, and waits until its machines run.
-pub fn up(_request: UpRequest) -> Result<Experiment, Problem> {
-    not_yet()
-}
-
-/// Keeps the experiment in this process until it is told to end.
-pub fn up_in_foreground(_request: UpRequest, _ready: &mut dyn FnMut(&Experiment)) -> Result<(), Problem> {
-    not_yet()
-}
-
-/// The body of a keeper's process.
-pub fn keep(_run_dir: &Path) -> Result<(), Problem> {
-    not_yet()
-}
-
-/// Starts a keeper for an experiment that has none, and goes to a checkpoint of it.
-pub fn revive(_store: &Path, _experiment: Option<&str>, _request: &GotoRequest) -> Result<Resumed, Problem> {
-    not_yet()
-}
-
-/// Clears away what a dead keeper left in its run directory. Its checkpoints stay.
-pub fn bury(_experiment: &str) -> Result<Ended, Problem> {
-    not_yet()
-}
-
-/// The keeper of a living experiment.
-pub fn client(_experiment: &str) -> Result<Client, Problem> {
-    not_yet()
-}
-
-/// Experiments of this user on this host, of one store or of all, living and dead.
-pub fn experiments(_store: Option<&Path>) -> Result<Vec<Experiment>, Problem> {
-    Ok(Vec::new())
+    given.or_else(|| Store::default_path().ok()).unwrap_or_else(|| PathBuf::from("/var/lib/fermata"))
 }
 
 /// All checkpoints, children after their parents; of one experiment or of all in the store.
-pub fn log(_store: &Path, _experiment: Option<&str>) -> Result<Vec<Checkpoint>, Problem> {
-    not_yet()
+pub fn log(store: &Path, experiment: Option<&str>) -> Result<Vec<Checkpoint>, Problem> {
+    let entries = history::log(&open(store)?, experiment).map_err(problem)?;
+    Ok(entries.into_iter().map(convert::checkpoint).collect())
 }
 
 /// One checkpoint: id, unique beginning of one, tag or branch, each with `~N`.
-pub fn show(_store: &Path, _experiment: Option<&str>, _checkpoint: &str) -> Result<Checkpoint, Problem> {
-    not_yet()
+pub fn show(store: &Path, experiment: Option<&str>, checkpoint: &str) -> Result<Checkpoint, Problem> {
+    Ok(convert::checkpoint(find(&open(store)?, experiment, checkpoint)?))
 }
 
 /// How two checkpoints differ.
-pub fn diff(_store: &Path, _experiment: Option<&str>, _a: &str, _b: &str) -> Result<Difference, Problem> {
-    not_yet()
+pub fn diff(store: &Path, experiment: Option<&str>, a: &str, b: &str) -> Result<Difference, Problem> {
+    let store = open(store)?;
+    let (a, b) = (find(&store, experiment, a)?, find(&store, experiment, b)?);
+    let changes = history::diff(&store, &a.record, &b.record).map_err(problem)?;
+    Ok(convert::difference(&a, &b, changes))
 }
 
 /// Tags a checkpoint.
-pub fn tag(_store: &Path, _experiment: Option<&str>, _checkpoint: &str, _name: &str) -> Result<Tag, Problem> {
-    not_yet()
+pub fn tag(store: &Path, experiment: Option<&str>, checkpoint: &str, name: &str) -> Result<Tag, Problem> {
+    let store = open(store)?;
+    let entry = find(&store, experiment, checkpoint)?;
+    store.tag(&entry.record.experiment, name, &entry.id).map_err(problem)?;
+    Ok(convert::tag(&entry.record.experiment, name, Some(entry.id)))
 }
 
 /// Takes a tag away.
-pub fn untag(_store: &Path, _experiment: Option<&str>, _name: &str) -> Result<Tag, Problem> {
-    not_yet()
+pub fn untag(store: &Path, experiment: Option<&str>, name: &str) -> Result<Tag, Problem> {
+    let store = open(store)?;
+    let having = tags_in(&store, experiment)?.into_iter().filter(|tag| tag.tag == name).collect::<Vec<_>>();
+    match having.as_slice() {
+        [tag] => {
+            store.untag(&tag.experiment, name).map_err(problem)?;
+            Ok(convert::tag(&tag.experiment, name, None))
+        }
+        [] => Err(Problem::new(format!("there is no tag \"{name}\"; `fermata tag` lists them"))),
+        several => {
+            let experiments: Vec<_> = several.iter().map(|tag| tag.experiment.as_str()).collect();
+            Err(Problem::new(format!("several experiments have a tag \"{name}\": say which with -e, one of {}", experiments.join(", "))))
+        }
+    }
 }
 
 /// All tags.
-pub fn tags(_store: &Path, _experiment: Option<&str>) -> Result<Vec<Tag>, Problem> {
-    not_yet()
+pub fn tags(store: &Path, experiment: Option<&str>) -> Result<Vec<Tag>, Problem> {
+    tags_in(&open(store)?, experiment)
+}
+
+fn tags_in(store: &Store, experiment: Option<&str>) -> Result<Vec<Tag>, Problem> {
+    let tags_of = |entry: Entry| {
+        let Entry { id, record, tags, .. } = entry;
+        tags.into_iter().map(move |tag| convert::tag(&record.experiment, &tag, Some(id)))
+    };
+    Ok(history::log(store, experiment).map_err(problem)?.into_iter().flat_map(tags_of).collect())
+}
+
+fn find(store: &Store, experiment: Option<&str>, checkpoint: &str) -> Result<Entry, Problem> {
+    let id = store.resolve(checkpoint, experiment).map_err(problem)?;
+    history::entry(store, id).map_err(problem)
+}
+
+/// Opens a store that is there. Looking at one that is not must not make one.
+fn open(path: &Path) -> Result<Store, Problem> {
+    if !path.exists() {
+        return Err(Problem::new(format!("there is no store at {}: `fermata up` makes one, and --store or FERMATA_STORE names another", path.display())));
+    }
+    Store::open(path).map_err(problem)
 }

@@ -4,7 +4,7 @@ use std::{env, path::{Path, PathBuf}};
 
 /// The run directories of all experiments of this user: `$FERMATA_RUN_DIR`, else one on `/dev/shm`, which is a tmpfs on every distribution.
 pub fn run_root() -> PathBuf {
-    match env::var_os("FERMATA_RUN_DIR") {
+    match env::var_os("FERMATA_RUN_DIR").filter(|value| !value.is_empty()) {
         Some(directory) => PathBuf::from(directory),
         None => PathBuf::from(format!("/dev/shm/fermata-{}", fermata_linux::user_id())),
     }
@@ -30,9 +30,9 @@ pub fn lock(run_dir: &Path) -> PathBuf {
     run_dir.join("lock")
 }
 
-/// The specification that a keeper was started with.
-pub fn spec(run_dir: &Path) -> PathBuf {
-    run_dir.join("spec.json")
+/// What a keeper was started with.
+pub fn will(run_dir: &Path) -> PathBuf {
+    run_dir.join("keeper.json")
 }
 
 /// The last that was known of an experiment, for when its keeper is gone.

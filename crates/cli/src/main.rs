@@ -1,1 +1,53 @@
-fn main() {}
+//! The command line of Fermata: a thin door.
+//!
+//! - `args`: the command line as a whole, and options that hold for every command
+//! - `commands`: one file a command: its options, what it asks for, how the answer looks
+//! - `pick`: which experiment is meant
+//! - `out`: answers and failures, as text or as JSON
+//! - `progress`: a bar for what takes more than a second
+//! - `graph`, `table`, `text`: how trees, tables, sizes and times look
+//!
+//! All figures come from `fermata-api` as plain values, which `--json` prints. It knows no store, no QEMU and no keeper but through that.
+
+mod args;
+mod commands;
+mod graph;
+mod out;
+mod pick;
+mod progress;
+mod table;
+mod text;
+
+use args::Cli;
+use clap::Parser;
+use out::{Failure, Out};
+use std::{ffi::OsStr, process::ExitCode};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(misuse) => return refuse(&misuse),
+    };
+    let out = Out::new(&cli.global);
+    let failed = cli.command.failed_status();
+    let context = commands::Context { global: cli.global, out };
+    match cli.command.run(&context) {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            context.out.fail(&failure);
+            ExitCode::from(if matches!(failure, Failure::Problem(_)) { failed } else { failure.status() })
+        }
+    }
+}
+
+/// Tells what is wrong with the command line; or prints the help, which arrives as an error too.
+fn refuse(misuse: &clap::Error) -> ExitCode {
+    // The options were not understood, so this one is looked for by hand. After `--` it would belong to the guest's command.
+    let ours = std::env::args_os().skip(1).take_while(|argument| argument != OsStr::new("--"));
+    if misuse.use_stderr() && ours.into_iter().any(|argument| argument == OsStr::new("--json")) {
+        Out::json().fail(&Failure::Misuse(misuse.to_string().trim().to_owned()));
+    } else if misuse.print().is_err() {
+        return ExitCode::from(Failure::Pipe.status());
+    }
+    ExitCode::from(if misuse.use_stderr() { 2 } else { 0 })
+}

@@ -29,8 +29,9 @@ use vm_memory::{Bytes, GuestAddress};
 const DESCRIPTORS_MAX: usize = 1024;
 /// Bytes of one request. Linux asks for 1.3 MiB at most by itself.
 const REQUEST_BYTES_MAX: u64 = 32 << 20;
-/// Data segments of a request: a ring of 128, less header and status.
-const SEGMENTS_MAX: u32 = 126;
+/// Data segments of a request: a ring of 256, less header and status. QEMU's own virtio-blk says the same; its vhost-user-blk has rings of 128 unless told
+/// `queue-size=256`, where drivers reach this number by indirect descriptors only.
+const SEGMENTS_MAX: u32 = 254;
 /// Ranges in one discard or write-zeroes request.
 const ZERO_RANGES_MAX: u32 = 32;
 /// Sectors in one such range: 1 GiB, so that no request keeps a pause waiting for long.
@@ -241,7 +242,7 @@ impl Device {
             VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES if !self.disk.read_only() => {
                 let mut ranges = [0; 16 * ZERO_RANGES_MAX as usize];
                 let bytes = given.left();
-                if bytes == 0 || bytes % 16 != 0 || bytes > ranges.len() {
+                if bytes == 0 || !bytes.is_multiple_of(16) || bytes > ranges.len() {
                     return Err(Failure::Io(format!("{bytes} bytes of ranges to discard or zero")));
                 }
                 given.take(&mut ranges[..bytes])?;
@@ -303,7 +304,7 @@ impl Device {
 /// The byte where a transfer of whole sectors starts. The disk checks that it ends within.
 fn start(sector: u64, bytes: u64) -> Result<u64, Failure> {
     match sector.checked_mul(SECTOR_SIZE) {
-        Some(start) if bytes % SECTOR_SIZE == 0 => Ok(start),
+        Some(start) if bytes.is_multiple_of(SECTOR_SIZE) => Ok(start),
         _ => Err(Failure::Io(format!("{bytes} bytes at sector {sector}"))),
     }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File, Metadata},
     io::{self, Read, Write},
-    os::unix::fs::{FileExt, MetadataExt},
+    os::unix::fs::{FileExt as _, MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -316,17 +316,11 @@ impl ImageReader for Golden {
     }
 
     fn read_block(&self, block: PageNumber, into: &mut PageBuf) -> io::Result<()> {
-        match &self.content {
-            // The common case in one system call.
-            Content::Raw(file) => {
-                let offset = u64::from(block) * PAGE_SIZE as u64;
-                match file.read_at(into, offset)? {
-                    PAGE_SIZE => Ok(()),
-                    _ => self.read_at(offset, into),
-                }
-            }
-            Content::Qcow2 { .. } => self.read_at(u64::from(block) * PAGE_SIZE as u64, into),
-        }
+        self.read_blocks(block, into)
+    }
+
+    fn read_blocks(&self, first: PageNumber, into: &mut [u8]) -> io::Result<()> {
+        self.read_at(u64::from(first) * PAGE_SIZE as u64, into)
     }
 }
 

@@ -87,7 +87,7 @@ impl Disk {
     pub fn new(options: DiskOptions) -> Result<Self> {
         let image_size = options.golden.as_ref().map_or(0, |golden| golden.size());
         let size = options.size.unwrap_or(image_size);
-        if size == 0 || size % SECTOR_SIZE != 0 || size < image_size || size.div_ceil(BLOCK) > u64::from(u32::MAX) {
+        if size == 0 || !size.is_multiple_of(SECTOR_SIZE) || size < image_size || size.div_ceil(BLOCK) > u64::from(u32::MAX) {
             return Err(Error::Refused(format!(
                 "a disk of {size} bytes over an image of {image_size}: the size must be a multiple of 512, no less than the image's, and below 16 TiB"
             )));
@@ -335,7 +335,7 @@ impl Disk {
         while at < range.end {
             let block = block_of(at);
             let whole_end = self.whole_end(range.end);
-            if at % BLOCK == 0 && whole_end > at {
+            if at.is_multiple_of(BLOCK) && whole_end > at {
                 let (place, blocks) = state.target_run(block..block_of(whole_end - 1) + 1);
                 let end = whole_end.min(u64::from(block + blocks) * BLOCK);
                 let put = input.write_at(&state.file, self.plane(place) + at, (end - at) as usize);

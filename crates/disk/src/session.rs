@@ -122,7 +122,7 @@ impl Link {
     /// Serves the rings until the connection closes: the worker thread's work.
     pub fn work(&self) {
         let mut kicks: Vec<(usize, Arc<File>)> = Vec::new();
-        let mut busy = vec![false; RINGS_MAX];
+        let mut busy = [false; RINGS_MAX];
         while !self.closing.load(Ordering::Acquire) {
             let any_busy = busy.contains(&true);
             let (woken, kicked) = match wait(&self.wake, &kicks, any_busy) {

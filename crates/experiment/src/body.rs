@@ -1,7 +1,8 @@
 //! One QEMU process with the servers of its disks: what a run lives in, until a `goto` gives it another.
 
 use crate::{Error, Host, Result, plan::{Plan, details}};
-use fermata_disk::{DirtyPages, Disk, DiskOptions, DiskPart, MemoryWatch, Server};
+use fermata_disk::{DirtyPages, Disk, DiskOptions, DiskPart, MemoryWatch, Region, Server, ServerOptions};
+use fermata_linux::clock;
 use fermata_store::{Progress, Record, Store};
 use fermata_types::{ImageId, MachineId, PageNumber, PageSet, Root};
 use fermata_vm::{DEVICES, Machine, MachineDetails, MachinePart, OtherWriters, RAM, Restore, ram_pages};
@@ -17,6 +18,8 @@ pub struct Body {
     // The machine goes first: its disks' servers see QEMU leave.
     machine: Arc<Machine>,
     disks: Vec<ServedDisk>,
+    /// Pages of guest memory that the disks' servers write.
+    dirty: Arc<DirtyPages>,
     images: Vec<ImageId>,
     plan: Plan,
 }
@@ -28,8 +31,7 @@ pub struct Blueprint(pub(crate) Plan);
 struct ServedDisk {
     name: String,
     disk: Arc<Disk>,
-    dirty: Arc<DirtyPages>,
-    _server: Server,
+    server: Server,
 }
 
 /// What a body gets back into it.
@@ -65,6 +67,7 @@ impl Body {
         let place = host.place(&plan.machine.name);
         std::fs::create_dir_all(&place.directory).map_err(|source| Error::Io { what: "making", path: place.directory.clone(), source })?;
         let memory = Arc::new(GuestMemory::default());
+        let dirty = Arc::new(DirtyPages::new());
         let mut disks = Vec::new();
         let mut images = Vec::new();
         for (index, disk) in plan.disks.iter().enumerate() {
@@ -79,14 +82,15 @@ impl Body {
                 read_only: disk.read_only,
             };
             let served = Arc::new(Disk::new(options)?);
-            let dirty = Arc::new(DirtyPages::new(ram_pages(&plan.machine)));
-            let server = Server::start(&place.disk_socket(index as u32), served.clone(), dirty.clone(), memory.clone())?;
-            disks.push(ServedDisk { name: disk.name.clone(), disk: served, dirty, _server: server });
+            let watch: Arc<dyn MemoryWatch> = memory.clone();
+            let options = ServerOptions { disk: served.clone(), serial: format!("disk{index}"), dirty: dirty.clone(), watch: Some(watch) };
+            let server = Server::start(&place.disk_socket(index as u32), options)?;
+            disks.push(ServedDisk { name: disk.name.clone(), disk: served, server });
         }
         let (machine, loaded) = start(plan.machine.clone(), place)?;
         let machine = Arc::new(machine);
         let _ = memory.0.set(Arc::downgrade(&machine));
-        Ok((Self { machine, disks, images, plan: plan.clone() }, loaded))
+        Ok((Self { machine, disks, dirty, images, plan: plan.clone() }, loaded))
     }
 
     /// What it was built after.
@@ -118,8 +122,8 @@ impl Body {
         for disk in &self.disks {
             let part = state.record.parts.iter().find(|part| part.name == disk.name).ok_or_else(|| bad(&format!("{} is not in it", disk.name)))?;
             disk.disk.reset(*part.tables.get(BLOCKS).ok_or_else(|| bad(&format!("{} has no blocks", disk.name)))?)?;
-            disk.dirty.take();
         }
+        self.dirty.take();
         let machine = state.record.parts.iter().find(|part| part.name == details.config.name).ok_or_else(|| bad("its machine is not in it"))?;
         let ram = *machine.tables.get(RAM).ok_or_else(|| bad("its machine has no RAM"))?;
         let devices = state.store.read_blob(machine.blobs.get(DEVICES).ok_or_else(|| bad("its machine has no devices"))?)?;
@@ -145,17 +149,18 @@ impl Body {
     }
 
     fn parts(&self, id: MachineId, ram: Root, owed: PageSet) -> Result<Parts> {
-        let writers = self.disks.iter().map(|disk| Arc::new(Backend(disk.dirty.clone())) as Arc<dyn OtherWriters>).collect();
+        let writers: Vec<Arc<dyn OtherWriters>> = vec![Arc::new(Backends(self.dirty.clone()))];
         let mut parts: Parts = vec![Box::new(MachinePart::new(self.machine.clone(), id, ram, owed, writers)?)];
-        parts.extend(self.disks.iter().map(|disk| Box::new(DiskPart::new(disk.name.clone(), disk.disk.clone())) as Box<_>));
+        let disk_part = |disk: &ServedDisk| DiskPart::new(disk.name.clone(), disk.disk.clone(), disk.server.running(), clock::monotonic);
+        parts.extend(self.disks.iter().map(|disk| Box::new(disk_part(disk)) as Box<_>));
         Ok(parts)
     }
 }
 
-/// What a disk's server writes into guest memory, for the machine's checkpoint.
-struct Backend(Arc<DirtyPages>);
+/// What the disks' servers write into guest memory, for the machine's checkpoint.
+struct Backends(Arc<DirtyPages>);
 
-impl OtherWriters for Backend {
+impl OtherWriters for Backends {
     fn take_written(&self) -> PageSet {
         self.0.take()
     }
@@ -166,6 +171,8 @@ impl OtherWriters for Backend {
 struct GuestMemory(OnceLock<Weak<Machine>>);
 
 impl MemoryWatch for GuestMemory {
+    fn mapped(&self, _: &[Region]) {}
+
     fn before_access(&self, first: PageNumber, pages: u32) -> io::Result<()> {
         match self.0.get().and_then(Weak::upgrade) {
             Some(machine) => machine.bring_in(first, pages),

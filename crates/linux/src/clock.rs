@@ -7,6 +7,12 @@ pub fn wall_ns() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_nanos() as u64
 }
 
+/// Time since an arbitrary instant; it never goes back.
+pub fn monotonic() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
 /// Measures how long something takes, on the monotonic clock.
 #[derive(Debug, Clone, Copy)]
 pub struct Stopwatch(std::time::Instant);

@@ -6,6 +6,7 @@
 //! - [`memory_file`]: guest RAM as a file on tmpfs
 //! - [`launch`]: child processes that die with us, and descriptors they hand over
 //! - [`probe`]: what this kernel lets us do
+//! - [`lock`], [`signals`]: how processes know of each other's lives and ends
 //! - [`clock`], [`random`]: the only places where time and randomness come in
 //!
 //! It knows no guest, no page table of ours and no store.
@@ -14,11 +15,13 @@
 
 pub mod clock;
 pub mod launch;
+pub mod lock;
 pub mod maps;
 pub mod memory_file;
 pub mod pagemap;
 pub mod probe;
 pub mod random;
+pub mod signals;
 pub mod userfault;
 
 pub use launch::{Child, launch};

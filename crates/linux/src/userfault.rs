@@ -117,9 +117,7 @@ impl Userfault {
     }
 
     /// Installs pages at `address`, write-protected, and wakes who waits for them. Stops at the first page that is already there.
-    ///
-    /// Returns how many bytes were installed, and what ended it.
-    pub fn install(&self, address: u64, content: &[u8]) -> io::Result<(usize, Installed)> {
+    pub fn install(&self, address: u64, content: &[u8]) -> io::Result<Installed> {
         let mut installed = 0;
         loop {
             let mut copy = Copy {
@@ -132,12 +130,12 @@ impl Userfault {
             let result = self.ioctl(UFFDIO_COPY, &mut copy);
             installed += copy.copied.max(0) as usize;
             match result {
-                Ok(()) => return Ok((installed, Installed::New)),
+                Ok(()) => return Ok(Installed::New),
                 Err(_) if copy.copied > 0 => {}
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EEXIST) => {
                         self.wake(address + installed as u64, (content.len() - installed) as u64)?;
-                        return Ok((installed, Installed::Already));
+                        return Ok(Installed::Already);
                     }
                     // The address space is changing under us (a mapping is being made); the kernel asks to try again.
                     Some(libc::EAGAIN) => std::thread::yield_now(),

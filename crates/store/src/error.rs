@@ -121,14 +121,18 @@ impl Error {
     }
 }
 
+const EIO: i32 = 5;
+
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "; the disk of the store is full: free some space there and try again, nothing permanent is lost"
         }
         io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
             "; the store must be writable: check the owner of the directory and how its file system is mounted, or choose another with FERMATA_STORE"
         }
+        // LMDB reports a disk that takes only a part of a write so.
+        _ if source.raw_os_error() == Some(EIO) => "; the disk is full or failing: look at its free space and at the kernel's log",
         _ => "",
     }
 }

@@ -78,13 +78,7 @@ impl Store {
         })
     }
 
-    fn add_blocks(
-        &self,
-        id: &ImageId,
-        entry: &ImageEntry,
-        reader: &dyn ImageReader,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<()> {
+    fn add_blocks(&self, id: &ImageId, entry: &ImageEntry, reader: &dyn ImageReader, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let index = &self.0.index;
         for first in (0..entry.blocks).step_by(WINDOW as usize) {
             progress(Progress { done: first, total: entry.blocks });

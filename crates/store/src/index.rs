@@ -87,12 +87,9 @@ impl Location {
 
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         match (bytes.first()?, bytes.len()) {
-            (1, 19) => Some(Self::Pack {
-                pack: u32_at(bytes, 1),
-                place: u16_at(bytes, 5),
-                length: u32_at(bytes, 7),
-                offset: u64_at(bytes, 11),
-            }),
+            (1, 19) => {
+                Some(Self::Pack { pack: u32_at(bytes, 1), place: u16_at(bytes, 5), length: u32_at(bytes, 7), offset: u64_at(bytes, 11) })
+            }
             (2, 9) => Some(Self::Image { image: u32_at(bytes, 1), block: u32_at(bytes, 5) }),
             _ => None,
         }
@@ -163,13 +160,7 @@ impl Index {
     }
 
     /// Every key and value from `from` on, until `each` returns false.
-    pub fn scan(
-        &self,
-        read: &RoTxn<'_>,
-        db: &Db,
-        from: &[u8],
-        mut each: impl FnMut(&[u8], &[u8]) -> Result<bool>,
-    ) -> Result<()> {
+    pub fn scan(&self, read: &RoTxn<'_>, db: &Db, from: &[u8], mut each: impl FnMut(&[u8], &[u8]) -> Result<bool>) -> Result<()> {
         let range = (std::ops::Bound::Included(from), std::ops::Bound::Unbounded);
         for item in db.range(read, &range).map_err(self.error())? {
             let (key, value) = item.map_err(self.error())?;
@@ -314,9 +305,10 @@ fn error(path: &Path) -> impl FnOnce(heed::Error) -> Error {
     let path = path.to_owned();
     move |error| match error {
         heed::Error::Io(source) => Error::Io { action: "use the index", path, source },
-        heed::Error::Mdb(MdbError::MapFull) => {
-            Error::refused(format!("the index {} has reached its greatest size", path.display()), "remove checkpoints, or start a new store")
-        }
+        heed::Error::Mdb(MdbError::MapFull) => Error::refused(
+            format!("the index {} has reached its greatest size", path.display()),
+            "remove checkpoints, or start a new store",
+        ),
         heed::Error::Mdb(MdbError::ReadersFull) => {
             Error::refused(format!("too many readers use the index {} at once", path.display()), "end some and try again")
         }

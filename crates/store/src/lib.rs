@@ -28,6 +28,8 @@ mod record;
 mod refs;
 mod store;
 mod table;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 pub use error::{Error, Result};

@@ -92,7 +92,7 @@ fn fill(fresh: &Path, shelf: &Path, kept: BTreeMap<Vec<u8>, CheckpointId>) -> Re
         }
     }
     rebuilt.checkpoints = known.len() as u64;
-    let mut all = heads(&known)?;
+    let mut all = heads(&known);
     all.extend(kept.into_iter().filter(|(_, id)| known.contains_key(id)));
     index.write(|write| all.iter().try_for_each(|(key, id)| index.put(write, &index.refs, key, id.as_bytes())))?;
     Ok(rebuilt)
@@ -117,18 +117,20 @@ fn kept_refs(path: &Path) -> BTreeMap<Vec<u8>, CheckpointId> {
 }
 
 /// The youngest checkpoint of every branch.
-fn heads(records: &HashMap<CheckpointId, Record>) -> Result<BTreeMap<Vec<u8>, CheckpointId>> {
+fn heads(records: &HashMap<CheckpointId, Record>) -> BTreeMap<Vec<u8>, CheckpointId> {
     let mut branches: BTreeMap<Vec<u8>, Vec<CheckpointId>> = BTreeMap::new();
     for (id, record) in records {
-        branches.entry(refs::branch_key(&record.experiment, &record.branch)?).or_default().push(*id);
+        // A record with a name that cannot be one is not ours to judge here: it is found by its id.
+        if let Ok(key) = refs::branch_key(&record.experiment, &record.branch) {
+            branches.entry(key).or_default().push(*id);
+        }
     }
-    let parents: HashSet<_> =
-        records.values().filter_map(|record| Some((record.parent?, &record.experiment, &record.branch))).collect();
+    let parents: HashSet<_> = records.values().filter_map(|record| Some((record.parent?, &record.experiment, &record.branch))).collect();
     let head = |ids: &[CheckpointId]| {
         let grew_on = |id: &CheckpointId| parents.contains(&(*id, &records[id].experiment, &records[id].branch));
         ids.iter().copied().max_by_key(|id| (!grew_on(id), records[id].created_ns, *id))
     };
-    Ok(branches.into_iter().filter_map(|(key, ids)| Some((key, head(&ids)?))).collect())
+    branches.into_iter().filter_map(|(key, ids)| Some((key, head(&ids)?))).collect()
 }
 
 /// Every pack on the shelf. Other files are none of ours.

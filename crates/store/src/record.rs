@@ -79,7 +79,10 @@ impl Record {
         }
         let version = serde_json::from_slice::<VersionOnly>(bytes).map_err(|error| corrupt(error.to_string()))?.version;
         if version != VERSION {
-            return Err(Error::Unsupported { path: source.to_owned(), what: format!("checkpoint {} of record version {version}", id.short()) });
+            return Err(Error::Unsupported {
+                path: source.to_owned(),
+                what: format!("checkpoint {} of record version {version}", id.short()),
+            });
         }
         serde_json::from_slice(bytes).map_err(|error| corrupt(error.to_string()))
     }

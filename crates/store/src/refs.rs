@@ -50,9 +50,9 @@ impl Store {
         for step in 0..steps {
             let index = &self.0.index;
             let bytes = index.get(&read, &index.records, id.as_bytes())?.ok_or_else(|| no_checkpoint(&id))?;
-            id = Record::decode(bytes, &id, index.path())?
-                .parent
-                .ok_or_else(|| Error::missing(format!("checkpoint {text}: {name} has only {step} ancestors, so none"), "count again with `log`"))?;
+            id = Record::decode(bytes, &id, index.path())?.parent.ok_or_else(|| {
+                Error::missing(format!("checkpoint {text}: {name} has only {step} ancestors, so none"), "count again with `log`")
+            })?;
         }
         Ok(id)
     }
@@ -141,7 +141,10 @@ impl Store {
         let candidates = if is_prefix { self.with_prefix(read, &prefix)? } else { Vec::new() };
         match candidates.as_slice() {
             [id] => Ok(*id),
-            [] => Err(Error::missing(format!("checkpoint \"{name}\""), "give a tag, a branch, or at least 4 digits of an id as `log` shows them")),
+            [] => Err(Error::missing(
+                format!("checkpoint \"{name}\""),
+                "give a tag, a branch, or at least 4 digits of an id as `log` shows them",
+            )),
             _ => Err(Error::Ambiguous { text: name.to_owned(), candidates }),
         }
     }

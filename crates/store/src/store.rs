@@ -36,12 +36,14 @@ const PACKS_CACHED: usize = 128;
 #[derive(Clone)]
 pub struct Store(pub(crate) Arc<Inner>);
 
+type OpenImage = (ImageId, Arc<dyn ImageReader>);
+
 pub(crate) struct Inner {
     pub path: PathBuf,
     pub index: Index,
     pub medium: Arc<dyn Medium>,
     /// Golden images that somebody has open, by number.
-    pub images: RwLock<HashMap<u32, (ImageId, Arc<dyn ImageReader>)>>,
+    pub images: RwLock<HashMap<u32, OpenImage>>,
     pub nodes: Cache<NodeName, Arc<Loaded>>,
     frames: Cache<(u32, u64), Arc<Frame>>,
     packs: Cache<u32, Arc<PackFile>>,
@@ -202,8 +204,9 @@ impl Inner {
             }
             Err(TryLockError::Error(error)) => return Err(Error::io("lock", &path.join("format"))(error)),
         }
+        let mut is_new = false;
         for directory in ["index", "packs", "tmp", "live"] {
-            files::make_directory(&path.join(directory))?;
+            is_new |= files::make_directory(&path.join(directory))?;
         }
         files::sweep(&path.join("tmp"))?;
         let (shelf, index) = (path.join("packs"), path.join("index"));
@@ -212,9 +215,16 @@ impl Inner {
             // Never begin an empty index over packs: everything would seem to be gone.
             return Err(Error::IndexLost { path: index });
         }
+        let opened = Index::open(&index)?;
+        if is_new {
+            // Else a crash could take the directories away with all that is synced within them.
+            for directory in [&index, path, path.parent().unwrap_or(path)] {
+                medium.sync_directory(directory).map_err(Error::io("sync", directory))?;
+            }
+        }
         Ok(Self {
             path: path.to_owned(),
-            index: Index::open(&index)?,
+            index: opened,
             medium,
             images: RwLock::default(),
             nodes: Cache::new(NODES_CACHED),

@@ -174,7 +174,13 @@ pub(crate) fn update(nodes: &mut impl NodesMut, base: &Root, changes: &[Change])
     Ok(Root { pages: base.pages, node })
 }
 
-fn update_node(nodes: &mut impl NodesMut, old: Option<NodeName>, level: u8, first: u64, mut changes: &[Change]) -> Result<Option<NodeName>> {
+fn update_node(
+    nodes: &mut impl NodesMut,
+    old: Option<NodeName>,
+    level: u8,
+    first: u64,
+    mut changes: &[Change],
+) -> Result<Option<NodeName>> {
     let old = old.map(|name| Ok::<_, Error>((name, nodes.load_level(&name, level)?))).transpose()?;
     let before = old.as_ref().map_or([None; FANOUT], |(_, loaded)| loaded.node.entries());
     let mut entries = before;

@@ -147,12 +147,14 @@ impl Writer {
             inner.index.put(write, &inner.index.records, id.as_bytes(), &bytes)?;
             inner.index.put(write, &inner.index.refs, &reference, id.as_bytes())
         });
-        if let Err(error @ (Error::Refused { .. } | Error::Missing { .. })) = committed {
-            // Nothing names this pack, and nothing ever will.
-            let _ = std::fs::remove_file(&published.path);
+        if let Err(error) = committed {
+            let seen = inner.index.read().and_then(|read| Ok(inner.index.get(&read, &inner.index.records, id.as_bytes())?.is_some()));
+            if let Ok(false) = seen {
+                // Nothing names this pack, and on a full disk its space is needed.
+                let _ = std::fs::remove_file(&published.path);
+            }
             return Err(error);
         }
-        committed?;
         nodes.into_iter().for_each(|(name, node)| inner.nodes.insert(name, node));
         Ok(id)
     }
@@ -257,12 +259,7 @@ fn check_parent(inner: &Inner, read: &heed::RoTxn<'_>, reference: &[u8], record:
 }
 
 /// Enters a pack and everything in it. `is_full` tells which nodes are stored full.
-pub(crate) fn add_objects(
-    index: &Index,
-    write: &mut RwTxn<'_>,
-    pack: &Published,
-    is_full: impl Fn(&NodeName) -> bool,
-) -> Result<()> {
+pub(crate) fn add_objects(index: &Index, write: &mut RwTxn<'_>, pack: &Published, is_full: impl Fn(&NodeName) -> bool) -> Result<()> {
     let number = index.number_pack(write, &pack.id)?;
     let entries = pack.contents.entries.iter();
     let mut objects: Vec<_> = entries

@@ -87,7 +87,12 @@ fn many_pages_come_in_the_order_in_which_they_lie_and_can_be_stopped() {
         .unwrap();
     assert_eq!(seen, (0..50).flat_map(|i| [i, i]).collect::<Vec<_>>());
     let mut count = 0;
-    store.read_pages(wanted, &mut |_, _| { count += 1; count < 10 }).unwrap();
+    store
+        .read_pages(wanted, &mut |_, _| {
+            count += 1;
+            count < 10
+        })
+        .unwrap();
     assert_eq!(count, 10);
 }
 

@@ -39,7 +39,11 @@ fn apply(model: &mut Model, changes: &Changes) {
 
 fn listed(store: &Store, root: &Root) -> Model {
     let mut found = Vec::new();
-    store.for_each_page(root, &mut |page, name| Ok(found.push((page, name)))).unwrap();
+    let each = &mut |page, name| {
+        found.push((page, name));
+        Ok(())
+    };
+    store.for_each_page(root, each).unwrap();
     assert!(found.is_sorted_by_key(|(page, _)| *page));
     found.into_iter().collect()
 }
@@ -52,7 +56,11 @@ fn difference(a: &Model, b: &Model) -> Vec<(PageNumber, Option<PageName>, Option
 
 fn diff(store: &Store, a: &Root, b: &Root) -> Vec<(PageNumber, Option<PageName>, Option<PageName>)> {
     let mut found = Vec::new();
-    store.diff(a, b, &mut |page, a, b| Ok(found.push((page, a, b)))).unwrap();
+    let each = &mut |page, a, b| {
+        found.push((page, a, b));
+        Ok(())
+    };
+    store.diff(a, b, each).unwrap();
     found
 }
 
@@ -154,4 +162,38 @@ fn a_few_changes_in_many_leaves_cost_little_and_stay_readable_at_any_depth() {
     let mean = cost.iter().sum::<u64>() / cost.len() as u64;
     assert!(mean < full / 3, "a change cost {mean} of {full} at the mean: {cost:?}");
     assert_eq!(listed(&Store::open(&path).unwrap(), &root), model);
+}
+
+#[test]
+fn a_base_is_found_full_even_if_somebody_else_stored_it_as_a_delta_meanwhile() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let all: Changes = (0..400).map(|page| (page, Some(name((page % 200) as u8 + 1)))).collect();
+    let with = |changes: &[(PageNumber, u8)]| {
+        let mut all = all.clone();
+        all.extend(changes.iter().map(|(page, seed)| (*page, Some(name(*seed)))));
+        flat(&all)
+    };
+    let store = Store::open(&path).unwrap();
+    let mut writer = store.writer().unwrap();
+    let old = writer.update_table(&Root::empty(512), &with(&[])).unwrap();
+    writer.commit(&record(None, "first", "")).unwrap();
+    // Both write the same node: one as a delta, one full and with another that stands on it.
+    let (mut a, mut b) = (store.writer().unwrap(), store.writer().unwrap());
+    let as_delta = a.update_table(&old, &[(7, Some(name(250)))]).unwrap();
+    let full = b.update_table(&Root::empty(512), &with(&[(7, 250)])).unwrap();
+    assert_eq!(as_delta, full);
+    let above = b.update_table(&full, &[(8, Some(name(251)))]).unwrap();
+    a.commit(&record(None, "a", "")).unwrap();
+    b.commit(&record(None, "b", "")).unwrap();
+    drop(store);
+    let check = || {
+        let store = Store::open(&path).unwrap();
+        assert_eq!(store.lookup(&above, 7).unwrap(), Some(name(250)));
+        assert_eq!(store.lookup(&above, 8).unwrap(), Some(name(251)));
+        assert_eq!(listed(&store, &full).len(), 400);
+    };
+    check();
+    Store::rebuild_index(&path).unwrap();
+    check();
 }

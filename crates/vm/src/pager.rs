@@ -30,7 +30,9 @@ const PATIENCE: Duration = Duration::from_millis(50);
 pub struct Paging {
     /// Pages that the guest had to wait for.
     pub touched: u64,
-    /// Pages brought in, touched or not.
+    /// Pages that lie in the store; 0 as long as they are not counted.
+    pub wanted: u64,
+    /// How many of them were brought in.
     pub restored: u64,
     /// All pages that lie in the store are in.
     pub complete: bool,
@@ -53,6 +55,7 @@ struct Shared {
     base: u64,
     child: Arc<Child>,
     touched: AtomicU64,
+    wanted: AtomicU64,
     restored: AtomicU64,
     complete: AtomicBool,
     ending: AtomicBool,
@@ -70,6 +73,7 @@ impl Pager {
             base,
             child,
             touched: AtomicU64::new(0),
+            wanted: AtomicU64::new(0),
             restored: AtomicU64::new(0),
             complete: AtomicBool::new(false),
             ending: AtomicBool::new(false),
@@ -108,6 +112,7 @@ impl Pager {
     pub fn paging(&self) -> Paging {
         Paging {
             touched: self.shared.touched.load(Ordering::Relaxed),
+            wanted: self.shared.wanted.load(Ordering::Relaxed),
             restored: self.shared.restored.load(Ordering::Relaxed),
             complete: self.shared.complete.load(Ordering::Acquire),
             failure: self.shared.failure.lock().expect("nobody panics with the lock").clone(),
@@ -157,7 +162,7 @@ impl Shared {
             Some(name) => {
                 let mut content = [0; PAGE_SIZE];
                 self.store.read_page(&name, &mut content)?;
-                self.install(page, &content)?;
+                self.install_kept(page, &content)?;
             }
             None => {
                 let around = self.zeros_from(page)?;
@@ -177,13 +182,17 @@ impl Shared {
         Ok(next - page)
     }
 
-    fn install(&self, page: PageNumber, content: &[u8]) -> Result<()> {
-        let (bytes, _): (usize, Installed) = self
-            .userfault
-            .install(self.base + u64::from(page) * PAGE_SIZE as u64, content)
-            .map_err(|source| Error::Io { what: "installing a page of", path: self.ram.path().to_owned(), source })?;
-        self.restored.fetch_add((bytes / PAGE_SIZE) as u64, Ordering::Relaxed);
+    fn install_kept(&self, page: PageNumber, content: &[u8]) -> Result<()> {
+        if self.install(page, content)? == Installed::New {
+            self.restored.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(())
+    }
+
+    fn install(&self, page: PageNumber, content: &[u8]) -> Result<Installed> {
+        let address = self.base + u64::from(page) * PAGE_SIZE as u64;
+        let installed = self.userfault.install(address, content);
+        installed.map_err(|source| Error::Io { what: "installing a page of", path: self.ram.path().to_owned(), source })
     }
 
     fn fill(&self) -> Result<()> {
@@ -192,9 +201,10 @@ impl Shared {
             wanted.push((page, name));
             Ok(())
         })?;
+        self.wanted.store(wanted.len() as u64, Ordering::Relaxed);
         let mut failed = None;
         self.store.read_pages(wanted, &mut |page, content| {
-            failed = self.install(page, content).err();
+            failed = self.install_kept(page, content).err();
             failed.is_none() && !self.ending.load(Ordering::Acquire)
         })?;
         match failed {

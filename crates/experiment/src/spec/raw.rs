@@ -88,7 +88,7 @@ pub(super) struct RawSpec {
     pub defaults: Option<RawNode>,
     /// The machines by name. A machine may be left empty when `defaults` say all.
     #[schemars(extend("minProperties" = 1, "maxProperties" = 256))]
-    pub nodes: BTreeMap<Spanned<Name>, Option<RawNode>>,
+    pub nodes: Spanned<BTreeMap<Spanned<Name>, Option<RawNode>>>,
 }
 
 /// A machine.
@@ -115,7 +115,8 @@ pub(super) struct RawNode {
     #[schemars(extend("minLength" = 1, "maxLength" = 4095))]
     pub initrd: Option<Spanned<String>>,
     /// Command line for `kernel`.
-    #[schemars(extend("maxLength" = 2047))]
+    // One more than the limit: the newline that ends a block of YAML text is dropped.
+    #[schemars(extend("maxLength" = 2048))]
     pub cmdline: Option<Spanned<String>>,
     /// What executes the machine: `auto` takes KVM where the processor has it, else TCG, QEMU's translator.
     #[schemars(extend("default" = "auto"))]

@@ -23,7 +23,7 @@ pub(super) fn spec(document: Value, faults: &mut Faults) -> Option<RawSpec> {
     Some(RawSpec { name: name?, every, defaults, nodes: nodes? })
 }
 
-fn nodes(value: Value, faults: &mut Faults) -> Option<BTreeMap<Spanned<Name>, Option<RawNode>>> {
+fn nodes(value: Value, faults: &mut Faults) -> Option<Spanned<BTreeMap<Spanned<Name>, Option<RawNode>>>> {
     let Data::Mapping(entries) = value.data else {
         expected(&value, "a mapping of machine names to machines", faults);
         return None;
@@ -40,7 +40,7 @@ fn nodes(value: Value, faults: &mut Faults) -> Option<BTreeMap<Spanned<Name>, Op
             nodes.insert(name, node);
         }
     }
-    Some(nodes)
+    Some(Spanned { value: nodes, span: value.span })
 }
 
 fn node(value: Value, faults: &mut Faults) -> Option<RawNode> {
@@ -49,11 +49,13 @@ fn node(value: Value, faults: &mut Faults) -> Option<RawNode> {
         image: fields.take("image").and_then(|value| text(value, "a path", faults)),
         memory: fields.take("memory").and_then(|value| size(value, faults)),
         cpus: fields.take("cpus").and_then(|value| cpus(value, faults)),
-        disks: fields.take("disks").and_then(|value| disks(value, faults)),
+        disks: fields.take_entry("disks").and_then(|entry| disks(entry, faults)),
         kernel: fields.take("kernel").and_then(|value| text(value, "a path", faults)),
         initrd: fields.take("initrd").and_then(|value| text(value, "a path", faults)),
         cmdline: fields.take("cmdline").and_then(|value| text(value, "the kernel's command line", faults)),
-        accel: fields.take("accel").and_then(|value| choice(value, &[("auto", Accel::Auto), ("kvm", Accel::Kvm), ("tcg", Accel::Tcg)], faults)),
+        accel: fields
+            .take("accel")
+            .and_then(|value| choice(value, &[("auto", Accel::Auto), ("kvm", Accel::Kvm), ("tcg", Accel::Tcg)], faults)),
         cpu: fields.take("cpu").and_then(|value| text(value, "a CPU model such as max", faults)),
         deterministic: fields.take("deterministic").and_then(|value| boolean(value, faults)),
     };
@@ -61,19 +63,24 @@ fn node(value: Value, faults: &mut Faults) -> Option<RawNode> {
     Some(node)
 }
 
-fn disks(value: Value, faults: &mut Faults) -> Option<Spanned<Vec<Spanned<RawDisk>>>> {
-    let Data::List(values) = value.data else {
-        expected(&value, "a list of disks", faults);
+fn disks(entry: Entry, faults: &mut Faults) -> Option<Spanned<Vec<Spanned<RawDisk>>>> {
+    let Data::List(values) = entry.value.data else {
+        expected(&entry.value, "a list of disks", faults);
         return None;
     };
     let disks = values.into_iter().filter_map(|value| disk(value, faults)).collect();
-    Some(Spanned { value: disks, span: value.span })
+    // A fault of the whole list is shown at its key: the list's own first line is only its first disk.
+    Some(Spanned { value: disks, span: entry.key_span })
 }
 
 fn disk(value: Value, faults: &mut Faults) -> Option<Spanned<RawDisk>> {
     let span = value.span.clone();
     if let Data::Text(_) = value.data {
-        faults.invalid(span, "expected a mapping", format!("expected a disk such as `image: data.raw` or `size: 4G`, found {}", value.found()));
+        faults.invalid(
+            span,
+            "expected a mapping",
+            format!("expected a disk such as `image: data.raw` or `size: 4G`, found {}", value.found()),
+        );
         return None;
     }
     let mut fields = Fields::new(value, "a disk", faults)?;
@@ -105,11 +112,15 @@ impl Fields {
     }
 
     fn take(&mut self, key: &'static str) -> Option<Value> {
-        self.asked.push(key);
         self.take_entry(key).map(|entry| entry.value)
     }
 
-    fn take_entry(&mut self, key: &str) -> Option<Entry> {
+    fn take_entry(&mut self, key: &'static str) -> Option<Entry> {
+        self.asked.push(key);
+        self.remove(key)
+    }
+
+    fn remove(&mut self, key: &str) -> Option<Entry> {
         let index = self.entries.iter().position(|entry| entry.key == key)?;
         Some(self.entries.swap_remove(index))
     }
@@ -124,7 +135,7 @@ impl Fields {
     }
 
     fn reserved(&mut self, key: &str, what: &str, faults: &mut Faults) {
-        if let Some(entry) = self.take_entry(key) {
+        if let Some(entry) = self.remove(key) {
             let message = format!("`{key}`: {what} are not supported by this version; remove the key");
             faults.push(Fault::new(FaultKind::Unsupported, entry.key_span, "not supported", message));
         }

@@ -2,23 +2,24 @@
 
 use super::{
     Accel, Disk, Node, Spec,
-    error::{Faults, Span},
+    error::{Fault, FaultKind, Faults, Span},
     raw::{Name, RawDisk, RawNode, RawSpec, Spanned},
     units::{ByteSize, shorten},
 };
 use std::{
     collections::BTreeMap,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
 };
 
 /// A machine needs little, and a page table names 16 TiB; in between is what QEMU was tried with.
-const MEMORY: std::ops::RangeInclusive<u64> = 16 << 20..=4 << 40;
+const MEMORY: RangeInclusive<u64> = 16 << 20..=4 << 40;
 
 /// One leaf of a page table, and a huge page.
 const MEMORY_UNIT: u64 = 2 << 20;
 
 /// One page, to what 32-bit page numbers reach.
-const DISK: std::ops::RangeInclusive<u64> = 4 << 10..=16 << 40;
+const DISK: RangeInclusive<u64> = 4 << 10..=16 << 40;
 
 const DISK_UNIT: u64 = 4 << 10;
 const DISKS_MAX: usize = 16;
@@ -45,20 +46,36 @@ pub(super) struct File {
 /// What a specification means, and the files that it names. Relative paths start at `base`; without one they are refused. The meaning is only good when
 /// there are no faults.
 pub(super) fn spec(raw: RawSpec, base: Option<&Path>, faults: &mut Faults) -> (Spec, Vec<File>) {
+    // Rules between keys would blame the wrong place when a key could not be read.
+    let complete = faults.is_empty();
     let mut resolver = Resolver { base, files: Vec::new(), faults };
     let mut spec = Spec { name: resolver.name(raw.name), every: raw.every.map(|every| every.value.duration()), nodes: BTreeMap::new() };
     let defaults = raw.defaults.unwrap_or_default();
     resolver.values(&defaults);
-    match raw.nodes.len() {
-        0 => resolver.faults.invalid(0..0, "no machine", "expected at least one machine under `nodes`, such as `nodes: {m1: {image: disk.qcow2}}`"),
-        1..=NODES_MAX => {}
-        count => resolver.faults.invalid(0..0, "too many machines", format!("at most {NODES_MAX} machines, found {count}; split the experiment")),
+    let Spanned { value: nodes, span } = raw.nodes;
+    match nodes.len() {
+        0 if complete => resolver.faults.invalid(
+            span,
+            "no machine",
+            "expected at least one machine under `nodes`, such as `nodes: {m1: {image: disk.qcow2}}`",
+        ),
+        0..=NODES_MAX => {}
+        count => {
+            resolver.faults.invalid(
+                span,
+                "too many machines",
+                format!("at most {NODES_MAX} machines, found {count}; split the experiment"),
+            );
+            return (spec, Vec::new());
+        }
     }
-    for (name, node) in raw.nodes {
+    for (name, node) in nodes {
         let node = node.unwrap_or_default();
         resolver.values(&node);
         let node = node.or(&defaults);
-        resolver.rules(&name, &node);
+        if complete {
+            resolver.rules(&name, &node);
+        }
         let name = resolver.name(name);
         let node = resolver.node(node);
         spec.nodes.insert(name, node);
@@ -94,10 +111,14 @@ impl Resolver<'_> {
         if let Some(cpus) = &node.cpus
             && !(1..=CPUS_MAX).contains(&cpus.value)
         {
-            self.faults.invalid(cpus.span.clone(), "out of range", format!("`cpus`: expected 1 to {CPUS_MAX} processors, found {}", cpus.value));
+            self.faults.invalid(
+                cpus.span.clone(),
+                "out of range",
+                format!("`cpus`: expected 1 to {CPUS_MAX} processors, found {}", cpus.value),
+            );
         }
         if let Some(cmdline) = &node.cmdline {
-            self.line("cmdline", cmdline, 0..=CMDLINE_MAX);
+            self.line("cmdline", one_line(&cmdline.value), &cmdline.span, 0..=CMDLINE_MAX);
         }
         if let Some(cpu) = &node.cpu
             && !is_cpu_model(&cpu.value)
@@ -110,7 +131,7 @@ impl Resolver<'_> {
         }
     }
 
-    fn size(&mut self, key: &str, size: &Spanned<ByteSize>, range: std::ops::RangeInclusive<u64>, unit: u64) {
+    fn size(&mut self, key: &str, size: &Spanned<ByteSize>, range: RangeInclusive<u64>, unit: u64) {
         let ByteSize(bytes) = size.value;
         if !range.contains(&bytes) {
             let (low, high) = (ByteSize(*range.start()), ByteSize(*range.end()));
@@ -124,21 +145,23 @@ impl Resolver<'_> {
 
     fn path_rules(&mut self, key: &str, path: Option<&Spanned<String>>) {
         let Some(path) = path else { return };
-        self.line(key, path, 1..=PATH_MAX);
+        self.line(key, &path.value, &path.span, 1..=PATH_MAX);
         if self.base.is_none() && !Path::new(&path.value).is_absolute() {
             let message = format!("`{key}`: expected an absolute path, found \"{}\"", shorten(&path.value));
             self.faults.invalid(path.span.clone(), "relative path", message);
         }
     }
 
-    fn line(&mut self, key: &str, text: &Spanned<String>, length: std::ops::RangeInclusive<usize>) {
-        let line = text.value.trim_end_matches('\n');
+    fn line(&mut self, key: &str, line: &str, span: &Span, length: RangeInclusive<usize>) {
         if line.chars().any(char::is_control) {
-            let message = format!("`{key}`: expected one line without control characters, found \"{}\"; long lines can be folded with `>-`", shorten(line));
-            self.faults.invalid(text.span.clone(), "control character", message);
+            let message = format!(
+                "`{key}`: expected one line without control characters, found \"{}\"; long lines can be folded with `>-`",
+                shorten(line)
+            );
+            self.faults.invalid(span.clone(), "control character", message);
         } else if !length.contains(&line.len()) {
             let message = format!("`{key}`: expected {} to {} bytes, found {}", length.start(), length.end(), line.len());
-            self.faults.invalid(text.span.clone(), "wrong length", message);
+            self.faults.invalid(span.clone(), "wrong length", message);
         }
     }
 
@@ -151,15 +174,28 @@ impl Resolver<'_> {
         match (image, size) {
             (Some(image), Some(size)) => {
                 let message = "a disk has an image or a size, not both: an image has its own size; remove one of the two";
-                self.faults.push(super::error::Fault::new(super::FaultKind::Invalid, size.span.clone(), "and a size", message).also(image.span.clone(), "an image"));
+                self.faults
+                    .push(Fault::new(FaultKind::Invalid, size.span.clone(), "and a size", message).also(image.span.clone(), "an image"));
             }
-            (None, None) => self.faults.invalid(disk.span.clone(), "neither", "a disk needs an image or a size, such as `image: data.raw` or `size: 4G`"),
+            (None, None) => self.faults.invalid(
+                disk.span.clone(),
+                "neither",
+                "a disk needs an image or a size, such as `image: data.raw` or `size: 4G`",
+            ),
             (None, Some(_)) => {
                 if let Some(format) = format {
-                    self.faults.invalid(format.span.clone(), "no image", "`format` is for a disk with an image; an empty disk has none; remove it");
+                    self.faults.invalid(
+                        format.span.clone(),
+                        "no image",
+                        "`format` is for a disk with an image; an empty disk has none; remove it",
+                    );
                 }
                 if let Some(Spanned { value: true, span }) = read_only {
-                    self.faults.invalid(span.clone(), "nothing to read", "an empty disk that cannot be written is of no use; give it an image or remove `read-only`");
+                    self.faults.invalid(
+                        span.clone(),
+                        "nothing to read",
+                        "an empty disk that cannot be written is of no use; give it an image or remove `read-only`",
+                    );
                 }
             }
             (Some(_), None) => {}
@@ -197,7 +233,11 @@ impl Resolver<'_> {
     fn deterministic_rules(&mut self, machine: &str, because: &Span, node: &RawNode) {
         let mut offenders = Vec::new();
         if let Some(image) = &node.image {
-            offenders.push((&image.span, "its first disk", "a disk answers when the host does; remove `image` and boot a `kernel` with an `initrd`"));
+            offenders.push((
+                &image.span,
+                "its first disk",
+                "a disk answers when the host does; remove `image` and boot a `kernel` with an `initrd`",
+            ));
         }
         if let Some(disks) = &node.disks
             && !disks.value.is_empty()
@@ -212,7 +252,7 @@ impl Resolver<'_> {
         }
         for (span, what, why) in offenders {
             let message = format!("`{machine}` is deterministic and cannot have {what}: {why}");
-            let fault = super::error::Fault::new(super::FaultKind::Invalid, span.clone(), "not deterministic", message);
+            let fault = Fault::new(FaultKind::Invalid, span.clone(), "not deterministic", message);
             self.faults.push(fault.also(because.clone(), "asked for here"));
         }
     }
@@ -226,7 +266,7 @@ impl Resolver<'_> {
             disks: disks.into_iter().map(|disk| self.disk(disk.value)).collect(),
             kernel: self.file("kernel", node.kernel),
             initrd: self.file("initrd", node.initrd),
-            cmdline: node.cmdline.map(|cmdline| cmdline.value.trim_end_matches('\n').to_owned()),
+            cmdline: node.cmdline.map(|cmdline| one_line(&cmdline.value).to_owned()),
             accel: node.accel.map_or(Accel::Auto, |accel| accel.value),
             cpu: node.cpu.map(|cpu| cpu.value),
             deterministic: node.deterministic.is_some_and(|flag| flag.value),
@@ -244,13 +284,17 @@ impl Resolver<'_> {
 
     fn file(&mut self, what: &'static str, path: Option<Spanned<String>>) -> Option<PathBuf> {
         let Spanned { value, span } = path?;
-        let relative = value.trim_end_matches('\n');
-        let joined = self.base.map_or_else(|| PathBuf::from(relative), |base| base.join(relative));
+        let joined = self.base.unwrap_or(Path::new("")).join(value);
         // Drops `.` only: what `..` means depends on links.
         let path: PathBuf = joined.components().collect();
         self.files.push(File { path: path.clone(), what, span });
         Some(path)
     }
+}
+
+/// A block of YAML text ends in a newline that nobody means.
+fn one_line(text: &str) -> &str {
+    text.strip_suffix('\n').unwrap_or(text)
 }
 
 pub(super) fn is_name(text: &str) -> bool {

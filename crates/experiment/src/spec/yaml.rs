@@ -79,7 +79,11 @@ pub(super) fn parse(text: &str, faults: &mut Faults) -> Result<Option<Value>, Fa
         match event {
             Event::StreamEnd => return Ok(document),
             Event::DocumentStart(..) if document.is_some() => {
-                return Err(fault(span, "a second document", "expected one YAML document, found a second one; put each experiment in its own file"));
+                return Err(fault(
+                    span,
+                    "a second document",
+                    "expected one YAML document, found a second one; put each experiment in its own file",
+                ));
             }
             Event::Scalar(..) | Event::SequenceStart(..) | Event::MappingStart(..) | Event::Alias(_) => {
                 document = Some(tree.value(event, span, 0)?);
@@ -133,7 +137,10 @@ impl<'t> Tree<'t> {
                 (self.mapping(span, depth)?, anchor)
             }
             Event::Alias(id) => {
-                let value = self.anchors.get(&id).ok_or_else(|| fault(span.clone(), "inside its own anchor", "an alias cannot stand inside what it names"))?;
+                let value = self
+                    .anchors
+                    .get(&id)
+                    .ok_or_else(|| fault(span.clone(), "inside its own anchor", "an alias cannot stand inside what it names"))?;
                 let weight = value.weight();
                 let value = value.clone();
                 self.weigh(weight, &span)?;
@@ -216,7 +223,11 @@ fn too_deep(span: Span) -> Fault {
 
 fn refuse_tag(tagged: bool, span: &Span) -> Result<(), Fault> {
     if tagged {
-        return Err(fault(span.clone(), "tagged value", "YAML tags (`!...`) are not used here; write the value alone, in quotes where it must be text"));
+        return Err(fault(
+            span.clone(),
+            "tagged value",
+            "YAML tags (`!...`) are not used here; write the value alone, in quotes where it must be text",
+        ));
     }
     Ok(())
 }

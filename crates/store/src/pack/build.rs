@@ -28,6 +28,8 @@ pub(crate) struct PackBuilder {
     nodes: Vec<u8>,
     node_lengths: Vec<u32>,
     node_names: Vec<[u8; 32]>,
+    /// A write failed, and what it held is lost.
+    failed: bool,
 }
 
 /// A pack that is durable and has its place.
@@ -54,6 +56,7 @@ impl PackBuilder {
             nodes: Vec::new(),
             node_lengths: Vec::new(),
             node_names: Vec::new(),
+            failed: false,
         })
     }
 
@@ -82,6 +85,7 @@ impl PackBuilder {
 
     /// Writes what is gathered, full or not.
     pub fn flush(&mut self) -> Result<()> {
+        self.check()?;
         self.flush_pages()?;
         self.flush_nodes()
     }
@@ -105,6 +109,13 @@ impl PackBuilder {
         let path = place(shelf, &id);
         self.file.place(&*self.medium, &path)?;
         Ok(Published { id, path, contents: self.contents })
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.failed {
+            true => Err(Error::refused("a write of this checkpoint failed before", "write the checkpoint again from the start")),
+            false => Ok(()),
+        }
     }
 
     fn flush_pages(&mut self) -> Result<()> {
@@ -131,11 +142,14 @@ impl PackBuilder {
     }
 
     fn write_frame(&mut self, kind: Kind, names: Vec<[u8; 32]>, raw: &[u8]) -> Result<()> {
+        self.check()?;
         if self.contents.entries.len() == contents::FRAMES_MAX {
             return Err(too_large());
         }
+        self.failed = true;
         let frame = self.encoder.encode(kind, names.len(), raw).map_err(Error::io("compress for", self.file.path()))?;
         self.file.write_at(&*self.medium, frame, self.end)?;
+        self.failed = false;
         let length = frame.len() as u32;
         self.contents.push(Entry { kind, offset: self.end, length, names });
         self.end += u64::from(length);

@@ -1,0 +1,120 @@
+//! From what the rooms below know to what people and programs are told.
+
+use crate::values;
+use fermata_experiment::{Run, Status};
+use fermata_timeline::{Change, Entry, Resumed};
+use fermata_types::CheckpointId;
+use std::time::Duration;
+
+/// Stretches of differing pages that are listed; the rest is in the counts.
+const STRETCHES_MAX: usize = 16;
+
+pub(crate) fn problem(error: impl std::error::Error) -> values::Problem {
+    values::Problem::new(error.to_string())
+}
+
+pub(crate) fn checkpoint(entry: Entry) -> values::Checkpoint {
+    let Entry { id, record, heads, tags } = entry;
+    let part = |part: fermata_types::PartState| values::Part { name: part.name, kind: part.kind, tables: part.tables, blobs: part.blobs };
+    values::Checkpoint {
+        id,
+        parent: record.parent,
+        experiment: record.experiment,
+        branch: record.branch,
+        heads,
+        tags,
+        message: record.message,
+        created_ns: record.created_ns,
+        created: rfc3339(record.created_ns),
+        time_virtual_ns: record.time_virtual_ns,
+        pause_ms: from_ns(record.cost.pause_ns),
+        steps_ms: record.cost.steps_ns.into_iter().map(|(step, ns)| (step, from_ns(ns))).collect(),
+        save_ms: from_ns(record.cost.save_ns),
+        stored_bytes: record.cost.stored_bytes,
+        pages: record.cost.pages,
+        parts: record.parts.into_iter().map(part).collect(),
+        images: record.images,
+    }
+}
+
+pub(crate) fn resumed(resumed: Resumed) -> values::Resumed {
+    values::Resumed {
+        run: resumed.run,
+        checkpoint: resumed.checkpoint,
+        resume_ms: milliseconds(resumed.took),
+        warm: resumed.warm,
+        time_virtual_ns: resumed.time_virtual.ns,
+        branch: resumed.branch,
+    }
+}
+
+pub(crate) fn difference(a: &Entry, b: &Entry, changes: Vec<Change>) -> values::Difference {
+    let time = |entry: &Entry| i64::try_from(entry.record.time_virtual_ns).unwrap_or(i64::MAX);
+    let part = |mut change: Change| {
+        change.stretches.sort_by_key(|(first, count)| (std::cmp::Reverse(*count), *first));
+        change.stretches.truncate(STRETCHES_MAX);
+        values::PartDifference {
+            name: change.part,
+            of: change.of,
+            pages_differing: change.differing,
+            pages: change.pages,
+            only_a: change.only_a,
+            only_b: change.only_b,
+            stretches: change.stretches,
+        }
+    };
+    values::Difference { a: a.id, b: b.id, time_virtual_ns: time(b) - time(a), parts: changes.into_iter().map(part).collect() }
+}
+
+/// A run as it is now. Asks QEMU what the guest does, unless `quietly`.
+pub(crate) fn run(run: &Run, quietly: bool) -> values::Run {
+    let (body, standing) = (run.body(), run.standing());
+    let machine = body.machine();
+    let (state, reason) = match (quietly, machine.status()) {
+        (true, _) => (values::MachineState::Gone, None),
+        (false, Status::Running) => (values::MachineState::Running, None),
+        (false, Status::Paused) => (values::MachineState::Paused, None),
+        (false, Status::Off) => (values::MachineState::Off, None),
+        (false, Status::Gone(why)) => (values::MachineState::Gone, Some(why)),
+    };
+    let config = machine.config();
+    let missing = machine.paging().filter(|paging| !paging.complete);
+    values::Run {
+        name: run.name().to_owned(),
+        branch: standing.branch,
+        head: standing.head,
+        machines: vec![values::Machine {
+            name: config.name.clone(),
+            id: standing.machine,
+            state,
+            reason,
+            pid: machine.pid(),
+            memory_bytes: config.memory,
+            cpus: config.cpus,
+            accel: match config.accel {
+                fermata_experiment::Accel::Kvm => "kvm".to_owned(),
+                fermata_experiment::Accel::Tcg => "tcg".to_owned(),
+            },
+            machine_type: config.machine_type.clone(),
+            console: machine.place().console_socket(),
+            console_log: machine.place().console_log(),
+            pages_missing: missing.map(|paging| paging.wanted.saturating_sub(paging.restored)),
+        }],
+    }
+}
+
+pub(crate) fn tag(experiment: &str, tag: &str, checkpoint: Option<CheckpointId>) -> values::Tag {
+    values::Tag { experiment: experiment.to_owned(), tag: tag.to_owned(), checkpoint }
+}
+
+fn from_ns(ns: u64) -> f64 {
+    milliseconds(Duration::from_nanos(ns))
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+fn rfc3339(ns: u64) -> String {
+    jiff::Timestamp::from_nanosecond(i128::from(ns)).map_or_else(|_| String::new(), |time| format!("{time:.3}"))
+}

@@ -1,0 +1,117 @@
+//! The keeper's desk: where requests are turned into calls.
+
+use crate::{
+    convert::{self, problem},
+    paths,
+    service::Service,
+    values::{
+        Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ExperimentState, ForkRequest, GotoRequest,
+        Problem, Resumed,
+    },
+};
+use fermata_timeline::{Fork, Keeper, history};
+use std::{
+    fs,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+/// Serves one keeper.
+pub(crate) struct Desk {
+    keeper: Arc<Keeper>,
+    /// Told when the last run has ended.
+    over: mpsc::Sender<()>,
+}
+
+impl Desk {
+    pub fn new(keeper: Arc<Keeper>, over: mpsc::Sender<()>) -> Self {
+        Self { keeper, over }
+    }
+
+    /// What the experiment does; `quietly`: without asking its machines.
+    pub fn experiment(&self, quietly: bool) -> Experiment {
+        let keeper = &self.keeper;
+        Experiment {
+            name: keeper.spec().name.clone(),
+            state: ExperimentState::Running,
+            keeper_pid: std::process::id(),
+            store: keeper.host().store().path().to_owned(),
+            every_ms: keeper.spec().every.map(|every| every.as_millis() as u64),
+            runs: keeper.runs().iter().map(|run| convert::run(run, quietly)).collect(),
+            spare_ready: keeper.spare_ready(),
+            trouble: keeper.trouble(),
+        }
+    }
+
+    /// Leaves a note for whoever finds the run directory when we are gone. Without it `ls` knows less, and no more is lost.
+    pub fn leave_note(&self) {
+        let note = serde_json::to_vec(&self.experiment(true)).unwrap_or_default();
+        if let Err(error) = fs::write(paths::last_known(self.keeper.host().run_dir()), note) {
+            tracing::warn!("cannot note what runs: {error}");
+        }
+    }
+}
+
+impl Service for Desk {
+    fn status(&self) -> Result<Experiment, Problem> {
+        Ok(self.experiment(false))
+    }
+
+    fn checkpoint(&self, request: CheckpointRequest) -> Result<Checkpoint, Problem> {
+        let (id, _) = self.keeper.checkpoint(request.run.as_deref(), request.message).map_err(problem)?;
+        Ok(convert::checkpoint(history::entry(self.keeper.host().store(), id).map_err(problem)?))
+    }
+
+    fn goto(&self, request: GotoRequest) -> Result<Resumed, Problem> {
+        let resumed = self.keeper.goto(&request.to, request.run.as_deref(), request.eager, request.paused).map_err(problem)?;
+        self.leave_note();
+        Ok(convert::resumed(resumed))
+    }
+
+    fn fork(&self, request: ForkRequest) -> Result<Resumed, Problem> {
+        let fork = Fork { name: request.name, same_randomness: request.same_randomness, eager: request.eager, paused: request.paused };
+        let resumed = self.keeper.fork(request.from.as_deref(), request.run.as_deref(), fork).map_err(problem)?;
+        self.leave_note();
+        Ok(convert::resumed(resumed))
+    }
+
+    fn exec(&self, request: ExecRequest) -> Result<Executed, Problem> {
+        let (run, machine) = match request.machine.split_once(':') {
+            Some((run, machine)) => (Some(run), machine),
+            None => (None, request.machine.as_str()),
+        };
+        let run = self.keeper.run(run.filter(|run| !run.is_empty())).map_err(problem)?;
+        let body = run.body();
+        let name = &body.machine().config().name;
+        if !machine.is_empty() && machine != name {
+            return Err(Problem::new(format!("run {} has no machine \"{machine}\"; it has {name}", run.name())));
+        }
+        if body.machine().config().deterministic {
+            return Err(Problem::new(format!("{name} is deterministic: nothing comes into it from outside, so it has no guest agent")));
+        }
+        let wait = Duration::from_millis(request.wait_ms);
+        let done = body.machine().agent().execute(&request.command, request.input.as_deref(), wait).map_err(problem)?;
+        Ok(Executed {
+            machine: format!("{}:{name}", run.name()),
+            status: done.status,
+            stdout: String::from_utf8_lossy(&done.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&done.stderr).into_owned(),
+            truncated: done.truncated,
+        })
+    }
+
+    fn down(&self, request: DownRequest) -> Result<Ended, Problem> {
+        let runs = self.keeper.down(request.run.as_deref()).map_err(problem)?;
+        if self.keeper.is_empty() {
+            let _ = self.over.send(());
+        } else {
+            self.leave_note();
+        }
+        Ok(Ended { experiment: self.keeper.spec().name.clone(), runs })
+    }
+
+    fn activity(&self) -> Activity {
+        let activity = self.keeper.activity();
+        Activity { what: activity.what, done: activity.progress.done, total: activity.progress.total, unit: "pages".to_owned() }
+    }
+}

@@ -1,0 +1,67 @@
+//! What this host can and cannot do, and how to mend it. What can be tried is tried, not deduced from version numbers.
+//!
+//! - `kernel`: write tracking, virtualization
+//! - `qemu`: the program, its version, what it was built with
+//! - `places`: the run directory and the store
+
+mod kernel;
+mod places;
+mod qemu;
+
+use crate::values::{Finding, Verdict};
+use std::path::Path;
+
+/// Examines this host for keepers that use this store. Takes about a second, most of it for QEMU.
+pub fn examine(store: &Path) -> Vec<Finding> {
+    let mut findings = kernel::examine();
+    findings.extend(qemu::examine());
+    findings.push(places::run_directory(&crate::paths::run_root()));
+    findings.push(places::store(store));
+    findings
+}
+
+fn good(what: &str, found: impl Into<String>) -> Finding {
+    Finding { what: what.to_owned(), verdict: Verdict::Good, found: found.into(), mend: None }
+}
+
+fn limited(what: &str, found: impl Into<String>, mend: impl Into<String>) -> Finding {
+    Finding { what: what.to_owned(), verdict: Verdict::Limited, found: found.into(), mend: Some(mend.into()) }
+}
+
+fn bad(what: &str, found: impl Into<String>, mend: impl Into<String>) -> Finding {
+    Finding { what: what.to_owned(), verdict: Verdict::Bad, found: found.into(), mend: Some(mend.into()) }
+}
+
+/// The first two numbers of a version, wherever it begins in the text: `QEMU emulator version 7.2.22 (Debian ...)`, `6.18.44-custom`.
+fn version(text: &str) -> Option<(u32, u32)> {
+    text.split_ascii_whitespace().find_map(|word| {
+        let mut numbers = word.split(|c: char| !c.is_ascii_digit());
+        Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_found_in_what_programs_say() {
+        assert_eq!(version("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)\nCopyright"), Some((7, 2)));
+        assert_eq!(version("QEMU emulator version 10.0.2"), Some((10, 0)));
+        assert_eq!(version("6.18.44-custom"), Some((6, 18)));
+        assert_eq!(version("no version at all"), None);
+        assert_eq!(version(""), None);
+    }
+
+    #[test]
+    fn every_fault_comes_with_a_way_out() {
+        let store = tempfile::tempdir().unwrap();
+        let findings = examine(store.path());
+        assert!(findings.len() >= 8);
+        for finding in findings {
+            assert!(!finding.found.is_empty(), "{}", finding.what);
+            assert_eq!(finding.mend.is_none(), finding.verdict == Verdict::Good, "{}", finding.what);
+        }
+        assert!(std::fs::read_dir(store.path()).unwrap().next().is_none(), "the examination leaves nothing behind");
+    }
+}

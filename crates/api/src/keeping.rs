@@ -1,0 +1,284 @@
+//! Keepers: starting one, finding one, being one.
+//!
+//! A keeper is a process of its own. Whoever starts it waits for one line on its standard output, [`Birth`] as JSON, and then goes; the keeper has left
+//! the terminal and stays. As long as it lives it holds a lock in its run directory, which is how anybody knows that it does.
+
+use crate::{
+    client::Client,
+    convert::{self, problem},
+    desk::Desk,
+    paths,
+    server::Server,
+    service::Service as _,
+    spec::Spec,
+    values::{Activity, Ended, Experiment, ExperimentState, GotoRequest, Problem, Resumed},
+};
+use fermata_experiment::Host;
+use fermata_linux::lock::FileLock;
+use fermata_store::Store;
+use fermata_timeline::Keeper;
+use serde::{Deserialize, Serialize};
+use std::{
+    env, fs,
+    io::{self, BufRead, BufReader, Write},
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+/// What a keeper begins with.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Will {
+    spec: Spec,
+    store: PathBuf,
+    /// Go to this checkpoint instead of booting.
+    goto: Option<GotoRequest>,
+}
+
+/// How a keeper's beginning went.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Birth {
+    /// It keeps.
+    Ready {
+        experiment: Box<Experiment>,
+        resumed: Option<Resumed>,
+    },
+    /// It could not, and is gone.
+    Problem(Problem),
+}
+
+/// What `fermata up` starts.
+#[derive(Debug, Clone)]
+pub struct UpRequest {
+    /// What the experiment is.
+    pub spec: Spec,
+    /// Milliseconds between checkpoints by the clock; none: as the specification says.
+    pub every_ms: Option<u64>,
+    /// The store.
+    pub store: PathBuf,
+}
+
+impl UpRequest {
+    fn will(self) -> Will {
+        let every = self.every_ms.map(Duration::from_millis).or(self.spec.every);
+        Will { spec: Spec { every, ..self.spec }, store: self.store, goto: None }
+    }
+}
+
+/// Starts a keeper for the experiment, and waits until its machines run. `busy` is told what takes long.
+pub fn up(request: UpRequest, busy: &mut dyn FnMut(Activity)) -> Result<Experiment, Problem> {
+    Ok(*start(&request.will(), busy)?.0)
+}
+
+/// Keeps the experiment in this process until it is told to end.
+pub fn up_in_foreground(request: UpRequest, ready: &mut dyn FnMut(&Experiment)) -> Result<(), Problem> {
+    let will = request.will();
+    let run_dir = settle(&will)?;
+    live(&run_dir, &mut |birth| match birth {
+        Birth::Ready { experiment, .. } => ready(&experiment),
+        Birth::Problem(_) => {}
+    })
+}
+
+/// Starts a keeper for an experiment that has none, and goes to a checkpoint of it.
+pub fn revive(store: &Path, experiment: Option<&str>, request: &GotoRequest, busy: &mut dyn FnMut(Activity)) -> Result<Resumed, Problem> {
+    let opened = Store::open(store).map_err(problem)?;
+    let id = opened.resolve(&request.to, experiment).map_err(problem)?;
+    let record = opened.record(&id).map_err(problem)?;
+    let spec = serde_json::from_value(record.spec).map_err(|error| Problem::new(format!("checkpoint {} has a specification that cannot be read: {error}", id.short())))?;
+    let goto = GotoRequest { to: id.to_string(), ..request.clone() };
+    let (_, resumed) = start(&Will { spec, store: store.to_owned(), goto: Some(goto) }, busy)?;
+    resumed.ok_or_else(|| Problem::new("the keeper started and went nowhere; `fermata ls` shows what it does"))
+}
+
+/// Makes the run directory, unless somebody lives there.
+fn settle(will: &Will) -> Result<PathBuf, Problem> {
+    let name = &will.spec.name;
+    let run_dir = paths::run_dir(name);
+    if is_alive(&run_dir) {
+        return Err(Problem::new(format!(
+            "an experiment {name} is running already: `fermata ls` shows it, `fermata down -e {name}` ends it, and another `name` makes another experiment"
+        )));
+    }
+    let failed = |what: &str, error: io::Error| Problem::new(format!("{what} {}: {error}", run_dir.display()));
+    clear(&run_dir).map_err(|error| failed("cannot clear away what a dead keeper left in", error))?;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&run_dir).map_err(|error| failed("cannot make the run directory", error))?;
+    let json = serde_json::to_vec(will).map_err(problem)?;
+    fs::write(paths::will(&run_dir), json).map_err(|error| failed("cannot write to the run directory", error))?;
+    Ok(run_dir)
+}
+
+fn start(will: &Will, busy: &mut dyn FnMut(Activity)) -> Result<(Box<Experiment>, Option<Resumed>), Problem> {
+    let run_dir = settle(will)?;
+    let failed = |error: io::Error| Problem::new(format!("cannot start a keeper: {error}"));
+    let log = fs::File::create(paths::keeper_log(&run_dir)).map_err(failed)?;
+    let mut keeper = Command::new(env::current_exe().map_err(failed)?)
+        .args(["keeper", "--run-dir"])
+        .arg(&run_dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .map_err(failed)?;
+    let output = keeper.stdout.take().expect("it was asked for");
+    let (sender, birth) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        let read = BufReader::new(output).read_line(&mut line);
+        let _ = sender.send(read.map(|_| line));
+    });
+    let line = loop {
+        match birth.recv_timeout(Duration::from_millis(100)) {
+            Ok(line) => break line.map_err(failed)?,
+            Err(mpsc::RecvTimeoutError::Timeout) => busy(client_at(&run_dir).map(|client| client.activity()).unwrap_or_default()),
+            Err(mpsc::RecvTimeoutError::Disconnected) => break String::new(),
+        }
+    };
+    match serde_json::from_str(&line) {
+        Ok(Birth::Ready { experiment, resumed }) => Ok((experiment, resumed)),
+        Ok(Birth::Problem(problem)) => {
+            let _ = keeper.wait();
+            let _ = clear(&run_dir);
+            Err(problem)
+        }
+        Err(_) => {
+            let _ = keeper.wait();
+            let log = fs::read_to_string(paths::keeper_log(&run_dir)).unwrap_or_default();
+            Err(Problem::new(format!("the keeper ended before it was ready; it said: {}", log.lines().last().unwrap_or("nothing"))))
+        }
+    }
+}
+
+/// The body of a keeper's process.
+pub fn keep(run_dir: &Path) -> Result<(), Problem> {
+    // It fails only for a process group's leader, which is started by hand and then stays in its terminal.
+    let _ = fermata_linux::leave_terminal();
+    live(run_dir, &mut |birth| {
+        let mut line = serde_json::to_string(&birth).unwrap_or_default();
+        line.push('\n');
+        let _ = io::stdout().write_all(line.as_bytes());
+        let _ = io::stdout().flush();
+    })
+}
+
+fn live(run_dir: &Path, born: &mut dyn FnMut(Birth)) -> Result<(), Problem> {
+    let (over, ended) = mpsc::channel();
+    let result = begin(run_dir, over.clone());
+    let (_lock, keeper, mut server) = match result {
+        Ok((lock, keeper, server, birth)) => {
+            born(birth);
+            (lock, keeper, server)
+        }
+        Err(problem) => {
+            born(Birth::Problem(problem.clone()));
+            return Err(problem);
+        }
+    };
+    fermata_linux::signals::on_termination(move || {
+        let _ = over.send(());
+    })
+    .map_err(|error| Problem::new(format!("cannot watch for signals: {error}")))?;
+    let _ = ended.recv();
+    let _ = keeper.down(None);
+    // The answer to the request that ended us still has to leave.
+    server.stop();
+    drop(keeper);
+    clear(run_dir).map_err(|error| Problem::new(format!("cannot clear {}: {error}", run_dir.display())))
+}
+
+type Begun = (FileLock, Arc<Keeper>, Server, Birth);
+
+fn begin(run_dir: &Path, over: mpsc::Sender<()>) -> Result<Begun, Problem> {
+    let read = |error: io::Error| Problem::new(format!("cannot keep {}: {error}", run_dir.display()));
+    let lock = FileLock::try_take(&paths::lock(run_dir)).map_err(read)?.ok_or_else(|| Problem::new(format!("{} is kept already", run_dir.display())))?;
+    let will: Will = serde_json::from_slice(&fs::read(paths::will(run_dir)).map_err(read)?).map_err(problem)?;
+    let store = Store::open(&will.store).map_err(problem)?;
+    let host = Host::new(store, run_dir.to_owned()).map_err(problem)?;
+    let keeper = Keeper::new(host, will.spec);
+    let desk = Arc::new(Desk::new(keeper.clone(), over));
+    let server = Server::start(&paths::socket(run_dir), desk.clone())?;
+    let resumed = match &will.goto {
+        None => keeper.boot().map(|()| None),
+        Some(goto) => keeper.host().store().resolve(&goto.to, None).map_err(Into::into).and_then(|id| keeper.revive(id, goto.eager, goto.paused)).map(Some),
+    };
+    let resumed = match resumed {
+        Ok(resumed) => resumed.map(convert::resumed),
+        Err(error) => {
+            let _ = keeper.down(None);
+            return Err(problem(error));
+        }
+    };
+    desk.leave_note();
+    let birth = Birth::Ready { experiment: Box::new(desk.experiment(false)), resumed };
+    Ok((lock, keeper, server, birth))
+}
+
+/// Clears away what a dead keeper left in its run directory. Its checkpoints stay.
+pub fn bury(experiment: &str) -> Result<Ended, Problem> {
+    let run_dir = paths::run_dir(experiment);
+    if is_alive(&run_dir) {
+        return Err(Problem::new(format!("{experiment} is running: `fermata down -e {experiment}` ends it")));
+    }
+    let runs = last_known(&run_dir).map(|known| known.runs.into_iter().map(|run| run.name).collect()).unwrap_or_default();
+    clear(&run_dir).map_err(|error| Problem::new(format!("cannot clear {}: {error}", run_dir.display())))?;
+    Ok(Ended { experiment: experiment.to_owned(), runs })
+}
+
+/// The keeper of a living experiment.
+pub fn client(experiment: &str) -> Result<Client, Problem> {
+    client_at(&paths::run_dir(experiment))
+}
+
+fn client_at(run_dir: &Path) -> Result<Client, Problem> {
+    Client::connect(&paths::socket(run_dir))
+}
+
+/// Experiments of this user on this host, of one store or of all, living and dead.
+pub fn experiments(store: Option<&Path>) -> Result<Vec<Experiment>, Problem> {
+    let root = paths::run_root();
+    let entries = match fs::read_dir(&root) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Problem::new(format!("cannot list {}: {error}", root.display()))),
+    };
+    let mut found: Vec<_> = entries.flatten().filter_map(|entry| experiment_in(&entry.path())).collect();
+    let wanted = store.and_then(|store| fs::canonicalize(store).ok());
+    found.retain(|experiment| store.is_none() || fs::canonicalize(&experiment.store).ok() == wanted);
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+fn experiment_in(run_dir: &Path) -> Option<Experiment> {
+    if is_alive(run_dir)
+        && let Ok(experiment) = client_at(run_dir).and_then(|client| client.status())
+    {
+        return Some(experiment);
+    }
+    last_known(run_dir).map(|known| Experiment { state: ExperimentState::Dead, spare_ready: false, ..known })
+}
+
+fn last_known(run_dir: &Path) -> Option<Experiment> {
+    let mut known: Experiment = serde_json::from_slice(&fs::read(paths::last_known(run_dir)).ok()?).ok()?;
+    // What was noted is older than the last checkpoints; the store knows better.
+    if let Ok(branches) = Store::open(&known.store).and_then(|store| store.branches(&known.name)) {
+        for run in &mut known.runs {
+            run.head = branches.get(&run.branch).copied().or(run.head);
+        }
+    }
+    Some(known)
+}
+
+fn is_alive(run_dir: &Path) -> bool {
+    let lock = paths::lock(run_dir);
+    lock.exists() && matches!(FileLock::try_take(&lock), Ok(None))
+}
+
+fn clear(run_dir: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(run_dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,244 @@
+//! Server and client over a real socket, with a keeper that only pretends.
+
+use fermata_api::{
+    Client, EXEC_INPUT_BYTES_MAX, Server, Service,
+    types::{CheckpointId, PageCounts},
+    values::*,
+};
+use std::{
+    io::{Read, Write},
+    os::unix::{fs::PermissionsExt, net::UnixStream},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    time::{Duration, Instant},
+};
+
+/// Answers with what it was asked.
+struct Pretender {
+    ending: Mutex<mpsc::Sender<()>>,
+    busy: AtomicBool,
+}
+
+fn resumed(run: Option<String>, branch: String) -> Resumed {
+    Resumed { run: run.unwrap_or("main".into()), checkpoint: CheckpointId([1; 32]), resume_ms: 1.5, warm: true, time_virtual_ns: 7, branch }
+}
+
+impl Service for Pretender {
+    fn status(&self) -> Result<Experiment, Problem> {
+        Ok(Experiment {
+            name: "tryout".into(),
+            state: ExperimentState::Running,
+            keeper_pid: 1,
+            store: "/store".into(),
+            every_ms: Some(2000),
+            runs: vec![],
+            spare_ready: true,
+            trouble: None,
+        })
+    }
+
+    fn checkpoint(&self, request: CheckpointRequest) -> Result<Checkpoint, Problem> {
+        Ok(Checkpoint {
+            id: CheckpointId([2; 32]),
+            parent: None,
+            experiment: "tryout".into(),
+            branch: request.run.unwrap_or("main".into()),
+            heads: vec![],
+            tags: vec![],
+            message: request.message,
+            created_ns: 0,
+            created: "1970-01-01T00:00:00Z".into(),
+            time_virtual_ns: 0,
+            pause_ms: 4.25,
+            steps_ms: Default::default(),
+            save_ms: 0.0,
+            stored_bytes: 0,
+            pages: PageCounts::default(),
+            parts: vec![],
+            images: vec![],
+        })
+    }
+
+    fn goto(&self, request: GotoRequest) -> Result<Resumed, Problem> {
+        if request.to == "nowhere" {
+            return Err(Problem::new("no checkpoint \"nowhere\"; `fermata log` lists them"));
+        }
+        Ok(resumed(request.run, request.to))
+    }
+
+    fn fork(&self, request: ForkRequest) -> Result<Resumed, Problem> {
+        assert!(request.name.as_deref() != Some("panic"), "asked to");
+        Ok(resumed(request.name.clone(), request.name.unwrap_or_default()))
+    }
+
+    fn exec(&self, request: ExecRequest) -> Result<Executed, Problem> {
+        self.busy.store(true, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(request.wait_ms));
+        self.busy.store(false, Ordering::SeqCst);
+        let input = request.input.unwrap_or_default();
+        Ok(Executed {
+            machine: request.machine,
+            status: 3,
+            stdout: input.len().to_string(),
+            stderr: request.command.join(" "),
+            truncated: false,
+        })
+    }
+
+    fn down(&self, _: DownRequest) -> Result<Ended, Problem> {
+        self.ending.lock().unwrap().send(()).unwrap();
+        // The process is told to end before the answer is written.
+        std::thread::sleep(Duration::from_millis(200));
+        Ok(Ended { experiment: "tryout".into(), runs: vec!["main".into()] })
+    }
+
+    fn activity(&self) -> Activity {
+        let what = if self.busy.load(Ordering::SeqCst) { "working" } else { "" };
+        Activity { what: what.into(), done: 1, total: 2, unit: "bytes".into() }
+    }
+}
+
+struct Setting {
+    server: Option<Server>,
+    client: Client,
+    ending: mpsc::Receiver<()>,
+    socket: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+fn setting() -> Setting {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("run/keeper.sock");
+    let (sender, ending) = mpsc::channel();
+    let server = Server::start(&socket, Arc::new(Pretender { ending: Mutex::new(sender), busy: AtomicBool::new(false) })).unwrap();
+    let client = Client::connect(&socket).unwrap();
+    Setting { server: Some(server), client, ending, socket, _directory: directory }
+}
+
+/// A raw request; the status line's number and the body.
+fn raw(socket: &PathBuf, request: &[u8]) -> (u16, String) {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.write_all(request).unwrap();
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    let answer = String::from_utf8(answer).unwrap();
+    let status = answer.split(' ').nth(1).unwrap_or("0").parse().unwrap_or(0);
+    (status, answer.split_once("\r\n\r\n").map_or(String::new(), |(_, body)| body.to_owned()))
+}
+
+fn post(socket: &PathBuf, path: &str, body: &str) -> (u16, String) {
+    raw(socket, format!("POST {path} HTTP/1.1\r\nHost: k\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len()).as_bytes())
+}
+
+#[test]
+fn every_request_reaches_the_keeper_and_every_answer_the_client() {
+    let Setting { client, .. } = &setting();
+    assert_eq!(client.status().unwrap().name, "tryout");
+    let taken = client.checkpoint(CheckpointRequest { run: None, message: Some("before".into()) }).unwrap();
+    assert_eq!((taken.message.as_deref(), taken.pause_ms), (Some("before"), 4.25));
+    assert_eq!(client.goto(GotoRequest { to: "main~3".into(), ..Default::default() }).unwrap().branch, "main~3");
+    assert_eq!(client.fork(ForkRequest { name: Some("what-if".into()), ..Default::default() }).unwrap().run, "what-if");
+    let input = Some(vec![255; EXEC_INPUT_BYTES_MAX]);
+    let executed = client.exec(ExecRequest { command: vec!["wc".into(), "-c".into()], input, ..Default::default() }).unwrap();
+    assert_eq!((executed.status, executed.stdout.as_str(), executed.stderr.as_str()), (3, "8388608", "wc -c"));
+    assert_eq!(client.activity().total, 2);
+}
+
+#[test]
+fn only_its_user_may_open_the_socket() {
+    let setting = setting();
+    let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&setting.socket), 0o600);
+    assert_eq!(mode(setting.socket.parent().unwrap()), 0o700);
+}
+
+#[test]
+fn problems_arrive_as_they_were_told() {
+    let Setting { client, .. } = &setting();
+    let problem = client.goto(GotoRequest { to: "nowhere".into(), ..Default::default() }).unwrap_err();
+    assert_eq!(problem.message, "no checkpoint \"nowhere\"; `fermata log` lists them");
+}
+
+#[test]
+fn a_keeper_that_panics_answers_and_goes_on() {
+    let Setting { client, .. } = &setting();
+    assert!(client.fork(ForkRequest { name: Some("panic".into()), ..Default::default() }).unwrap_err().message.contains("log"));
+    assert!(client.status().is_ok());
+}
+
+#[test]
+fn what_is_no_request_is_refused() {
+    let Setting { socket, client, .. } = &setting();
+    let check = |answer: (u16, String), status: u16| {
+        assert_eq!(answer.0, status, "{}", answer.1);
+        assert!(!serde_json::from_str::<Problem>(&answer.1).unwrap().message.is_empty());
+    };
+    check(post(socket, "/v1/goto", "{"), 400);
+    check(post(socket, "/v1/goto", "{\"to\": 7}"), 400);
+    check(post(socket, "/v1/nothing", "{}"), 404);
+    check(raw(socket, b"GET /v1/goto HTTP/1.1\r\nHost: k\r\nConnection: close\r\n\r\n"), 405);
+    // Too long a body is refused by its announced length, before it is read.
+    check(raw(socket, b"POST /v1/goto HTTP/1.1\r\nHost: k\r\nConnection: close\r\nContent-Length: 70000\r\n\r\n"), 413);
+    check(raw(socket, b"POST /v1/exec HTTP/1.1\r\nHost: k\r\nConnection: close\r\nContent-Length: 70000000\r\n\r\n"), 413);
+    assert_eq!(raw(socket, b"\x16\x03\x01 nonsense\r\n\r\n").0, 400);
+    assert!(client.status().is_ok());
+}
+
+#[test]
+fn it_answers_while_it_works() {
+    let Setting { client, .. } = &setting();
+    std::thread::scope(|scope| {
+        let work = scope.spawn(|| client.exec(ExecRequest { wait_ms: 700, ..Default::default() }));
+        let begun = Instant::now();
+        while client.activity().what != "working" {
+            assert!(begun.elapsed() < Duration::from_secs(5));
+        }
+        assert!(work.join().unwrap().is_ok());
+    });
+}
+
+#[test]
+fn the_answer_to_down_arrives_though_the_process_ends() {
+    let Setting { client, ending, server, socket, _directory } = setting();
+    std::thread::scope(|scope| {
+        let down = scope.spawn(|| client.down(DownRequest::default()));
+        ending.recv().unwrap();
+        server.unwrap().stop();
+        assert_eq!(down.join().unwrap().unwrap().runs, ["main"]);
+    });
+    assert!(!socket.exists());
+    let problem = client.status().unwrap_err();
+    assert!(problem.message.contains("fermata goto ID"), "{problem}");
+    assert!(Client::connect(&socket).unwrap_err().message.contains("fermata goto ID"));
+}
+
+#[test]
+fn a_request_that_never_ends_does_not_keep_the_server_for_ever() {
+    let mut setting = setting();
+    let client = setting.client.clone();
+    let stuck = std::thread::spawn(move || client.exec(ExecRequest { wait_ms: 20_000, ..Default::default() }));
+    while setting.client.activity().what != "working" {}
+    let begun = Instant::now();
+    setting.server.take().unwrap().stop();
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    assert!(stuck.join().unwrap().unwrap_err().message.contains("ended before it answered"));
+}
+
+#[test]
+fn a_dead_server_s_socket_is_replaced_and_a_living_one_s_is_not() {
+    let setting = setting();
+    let pretender = || Arc::new(Pretender { ending: Mutex::new(mpsc::channel().0), busy: AtomicBool::new(false) });
+    assert!(Server::start(&setting.socket, pretender()).unwrap_err().message.contains("another keeper"));
+    assert!(setting.client.status().is_ok());
+    let left = setting.socket.with_file_name("left.sock");
+    drop(std::os::unix::net::UnixListener::bind(&left).unwrap());
+    assert!(Client::connect(&left).is_err());
+    let server = Server::start(&left, pretender()).unwrap();
+    assert!(Client::connect(&left).unwrap().status().is_ok());
+    drop(server);
+}

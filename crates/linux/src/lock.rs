@@ -1,0 +1,22 @@
+//! Files that are held as long as a process lives (flock(2)).
+
+use rustix::fs::{FlockOperation, flock};
+use std::{fs::{File, OpenOptions}, io, path::Path};
+
+/// A held lock. The kernel lets go of it when the process ends, however it ends.
+#[derive(Debug)]
+pub struct FileLock {
+    _file: File,
+}
+
+impl FileLock {
+    /// Takes the lock, making the file if there is none. None: somebody else holds it.
+    pub fn try_take(path: &Path) -> io::Result<Option<Self>> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self { _file: file })),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Faults and crashes at every operation on files; and decoders that are fed anything.
+
+use crate::{
+    Cost, Error, Record, Store,
+    files::Medium,
+    node::Stored,
+    pack::{Frame, contents::Contents, frame::Encoder},
+};
+use fermata_types::*;
+use proptest::prelude::*;
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+/// Does what is asked until `left` runs out, then tears a write in two and fails everything.
+struct Failing {
+    left: Mutex<Option<u32>>,
+}
+
+impl Failing {
+    fn step(&self) -> io::Result<()> {
+        match &mut *self.left.lock().unwrap() {
+            None => Ok(()),
+            Some(0) => Err(io::ErrorKind::StorageFull.into()),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Medium for Failing {
+    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let result = self.step();
+        let length = if result.is_ok() { bytes.len() } else { bytes.len() / 2 };
+        file.write_all_at(&bytes[..length], offset).and(result)
+    }
+    fn sync(&self, file: &File) -> io::Result<()> {
+        self.step().and_then(|()| file.sync_all())
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.step().and_then(|()| std::fs::rename(from, to))
+    }
+    fn sync_directory(&self, _directory: &Path) -> io::Result<()> {
+        self.step()
+    }
+}
+
+/// Keeps a copy of the whole store as it was before and after every operation.
+struct Copying {
+    store: PathBuf,
+    copies: PathBuf,
+    count: Mutex<u32>,
+}
+
+impl Copying {
+    fn around(&self, operation: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        self.copy();
+        let result = operation();
+        self.copy();
+        result
+    }
+
+    fn copy(&self) {
+        let mut count = self.count.lock().unwrap();
+        copy(&self.store, &self.copies.join(count.to_string()));
+        *count += 1;
+    }
+}
+
+impl Medium for Copying {
+    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.around(|| file.write_all_at(bytes, offset))
+    }
+    fn sync(&self, file: &File) -> io::Result<()> {
+        self.around(|| file.sync_all())
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.around(|| std::fs::rename(from, to))
+    }
+    fn sync_directory(&self, _directory: &Path) -> io::Result<()> {
+        self.around(|| Ok(()))
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.path().is_dir() { copy(&entry.path(), &to) } else { _ = std::fs::copy(entry.path(), to).unwrap() }
+    }
+}
+
+fn page(seed: u64) -> PageBuf {
+    let mut page = [seed as u8; PAGE_SIZE];
+    page[..8].copy_from_slice(&(seed + 1).to_le_bytes());
+    page
+}
+
+/// Grows the branch by a checkpoint with 40 pages of its own.
+fn grow(store: &Store, parent: Option<CheckpointId>, step: u64) -> crate::Result<CheckpointId> {
+    let base = match parent {
+        Some(parent) => store.record(&parent)?.parts[0].tables["ram"],
+        None => Root::empty(4000),
+    };
+    let mut writer = store.writer()?;
+    let mut changes = Vec::new();
+    for i in 0..40 {
+        changes.push(((i * 97) as PageNumber, Some(writer.put_page(&page(step * 100 + i))?.0)));
+    }
+    let ram = writer.update_table(&base, &changes)?;
+    let blob = writer.put_blob(&step.to_le_bytes())?;
+    let part = PartState {
+        name: "m1".into(),
+        kind: PartKind::Machine,
+        tables: [("ram".to_owned(), ram)].into(),
+        blobs: [("devices".to_owned(), blob)].into(),
+        details: serde_json::Value::Null,
+    };
+    writer.commit(&Record {
+        parent,
+        experiment: "lab".into(),
+        branch: "main".into(),
+        message: Some(step.to_string()),
+        created_ns: step,
+        time_virtual_ns: step,
+        spec: serde_json::Value::Null,
+        parts: vec![part],
+        images: Vec::new(),
+        cost: Cost::default(),
+    })
+}
+
+/// Reads all of every checkpoint; returns how many there are.
+fn check(store: &Store) -> usize {
+    let records = store.records().unwrap();
+    for (_, record) in &records {
+        let step: u64 = record.message.as_deref().unwrap().parse().unwrap();
+        let mut found = 0;
+        let each = &mut |number: PageNumber, name| {
+            let mut content = [0; PAGE_SIZE];
+            store.read_page(&name, &mut content)?;
+            assert_eq!(content, page(step * 100 + u64::from(number) / 97));
+            found += 1;
+            Ok(())
+        };
+        store.for_each_page(&record.parts[0].tables["ram"], each).unwrap();
+        assert_eq!(found, 40);
+        assert_eq!(store.read_blob(&record.parts[0].blobs["devices"]).unwrap(), step.to_le_bytes());
+    }
+    records.len()
+}
+
+#[test]
+fn a_disk_that_is_full_at_any_operation_costs_only_the_checkpoint_being_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let medium = Arc::new(Failing { left: Mutex::new(None) });
+    let store = Store::open_on(dir.path(), medium.clone()).unwrap();
+    let first = grow(&store, None, 1).unwrap();
+    for operations in 0.. {
+        *medium.left.lock().unwrap() = Some(operations);
+        let result = grow(&store, Some(first), 2);
+        *medium.left.lock().unwrap() = None;
+        let count = check(&store);
+        match result {
+            Ok(_) => {
+                assert_eq!(count, 2);
+                assert!(operations > 8, "{operations} operations are not all there must be");
+                break;
+            }
+            Err(error) => {
+                assert!(matches!(error, Error::Io { .. }), "{error}");
+                assert!(error.to_string().contains("the disk of the store is full"), "{error}");
+                assert_eq!(count, 1);
+                assert_eq!(std::fs::read_dir(dir.path().join("tmp")).unwrap().count(), 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_writer_that_failed_once_writes_nothing_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let medium = Arc::new(Failing { left: Mutex::new(None) });
+    let store = Store::open_on(dir.path(), medium.clone()).unwrap();
+    let mut writer = store.writer().unwrap();
+    writer.put_page(&page(1)).unwrap();
+    *medium.left.lock().unwrap() = Some(0);
+    assert!(matches!(writer.stored_bytes(), Err(Error::Io { .. })));
+    *medium.left.lock().unwrap() = None;
+    assert!(matches!(writer.put_blob(b"x"), Err(Error::Refused { .. })));
+    assert!(matches!(writer.stored_bytes(), Err(Error::Refused { .. })));
+}
+
+#[test]
+fn after_a_crash_at_any_operation_every_permanent_checkpoint_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, copies) = (dir.path().join("store"), dir.path().join("copies"));
+    std::fs::create_dir(&path).unwrap();
+    let medium = Arc::new(Copying { store: path.clone(), copies: copies.clone(), count: Mutex::new(0) });
+    let store = Store::open_on(&path, medium.clone()).unwrap();
+    let first = grow(&store, None, 1).unwrap();
+    let from = *medium.count.lock().unwrap();
+    grow(&store, Some(first), 2).unwrap();
+    medium.copy();
+    let until = *medium.count.lock().unwrap();
+    for crash in 0..until {
+        let copied = Store::open(&copies.join(crash.to_string()));
+        if let Err(Error::Corrupt { .. } | Error::Refused { .. }) = copied {
+            panic!("crash {crash}: {copied:?}");
+        }
+        let copied = copied.unwrap();
+        assert_eq!(std::fs::read_dir(copied.path().join("tmp")).unwrap().count(), 0);
+        let count = check(&copied);
+        let expected = if crash + 1 == until { 2 } else { usize::from(crash >= from) };
+        assert_eq!(count, expected, "crash {crash}");
+        // And it goes on from there, with the very same checkpoint too.
+        if count == 1 {
+            grow(&copied, Some(first), 2).unwrap();
+            assert_eq!(check(&copied), 2);
+        }
+    }
+}
+
+#[test]
+fn an_ambiguous_prefix_names_the_candidates() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let ids = [0xab_cd_10, 0xab_cd_1f, 0xab_ce_00u32].map(|start| {
+        let mut id = [0x55; 32];
+        id[..3].copy_from_slice(&start.to_be_bytes()[1..]);
+        CheckpointId(id)
+    });
+    let index = &store.0.index;
+    index.write(|write| ids.iter().try_for_each(|id| index.put(write, &index.records, id.as_bytes(), b"{}"))).unwrap();
+    for (text, expected) in [("abcd", &ids[..2]), ("ABCD1", &ids[..2])] {
+        let error = store.resolve(text, None).unwrap_err();
+        assert!(error.to_string().contains(&ids[1].short()), "{error}");
+        assert!(matches!(&error, Error::Ambiguous { candidates, .. } if candidates == expected), "{error}");
+    }
+    for (text, expected) in [("abce", 2), ("abcd10", 0), ("abcd1f5555", 1)] {
+        assert_eq!(store.resolve(text, None).unwrap(), ids[expected]);
+    }
+    // Three digits would fit, but are too few to be an id.
+    assert!(matches!(store.resolve("abc", None), Err(Error::Missing { .. })));
+    assert!(matches!(store.resolve("abcd2", None), Err(Error::Missing { .. })));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn decoders_take_anything(bytes in prop::collection::vec(any::<u8>(), 0..600), kind in 0..6u8, codec in 0..3u8, objects in 0..20u16) {
+        let mut unpacker = zstd::bulk::Decompressor::new().unwrap();
+        let _ = Frame::decode(&bytes, &mut unpacker);
+        let mut frame = vec![kind, codec];
+        frame.extend(objects.to_le_bytes());
+        frame.extend((bytes.len() as u32).to_le_bytes());
+        frame.extend((bytes.len() as u32).to_le_bytes());
+        frame.extend(&bytes);
+        if let Ok(frame) = Frame::decode(&frame, &mut unpacker) {
+            for place in 0..25 {
+                let _ = frame.object(place);
+            }
+        }
+        let _ = Contents::decode(&bytes, 16);
+        for form in 0..3u8 {
+            let mut node = bytes.clone();
+            if let Some(first) = node.first_mut() {
+                *first = form;
+            }
+            let _ = Stored::decode(&node);
+        }
+    }
+
+    #[test]
+    fn a_node_survives_its_encoding(entries in prop::collection::btree_map(0..512usize, any::<[u8; 32]>(), 1..512), level in 0..4u8) {
+        let mut spread = [None; FANOUT];
+        entries.iter().for_each(|(index, name)| spread[*index] = Some(*name));
+        let node = crate::node::Node::new(level, &spread).unwrap();
+        prop_assert_eq!(node.entries(), spread);
+        let encoded = Stored::encode_full(&node);
+        prop_assert_eq!(Stored::decode(&encoded), Ok(Stored::Full(node)));
+        for length in (0..encoded.len()).step_by(31) {
+            prop_assert!(Stored::decode(&encoded[..length]).is_err());
+        }
+    }
+}
+
+#[test]
+fn a_frame_that_asks_for_more_than_it_may_have_is_refused_before_it_is_unpacked() {
+    let mut unpacker = zstd::bulk::Decompressor::new().unwrap();
+    let frame = Encoder::new().unwrap().encode(crate::pack::Kind::Pages, 2, &[0; 2 * PAGE_SIZE]).unwrap().to_vec();
+    assert_eq!(Frame::decode(&frame, &mut unpacker).unwrap().raw, [0; 2 * PAGE_SIZE]);
+    for (at, value) in [(2, 3), (3, 1), (4, 1), (7, 0xff), (8, 0), (0, 3), (1, 0), (1, 7)] {
+        let mut wrong = frame.clone();
+        wrong[at] = value;
+        assert!(Frame::decode(&wrong, &mut unpacker).is_err(), "byte {at} as {value}");
+    }
+}

@@ -1,0 +1,102 @@
+//! Branches, tags, and finding checkpoints.
+
+mod common;
+
+use common::*;
+use fermata_store::{Error, Result, Store};
+use fermata_types::*;
+
+fn line(store: &Store, branch: &str, from: Option<CheckpointId>, count: usize) -> Vec<CheckpointId> {
+    let mut parent = from;
+    let mut ids = Vec::new();
+    for step in 0..count {
+        let mut record = record(parent, branch, &step.to_string());
+        record.created_ns += step as u64;
+        let id = store.writer().unwrap().commit(&record).unwrap();
+        parent = Some(id);
+        ids.push(id);
+    }
+    ids
+}
+
+fn missing(result: Result<CheckpointId>) {
+    assert!(matches!(result, Err(Error::Missing { .. })), "{result:?}");
+}
+
+#[test]
+fn checkpoints_are_found_by_what_people_type() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let ids = line(&store, "main", None, 5);
+    store.tag("lab", "known-good", &ids[2]).unwrap();
+    let find = |text: &str| store.resolve(text, Some("lab"));
+    for (text, expected) in [
+        ("main", 4),
+        ("main~", 3),
+        ("main~1", 3),
+        ("main~4", 0),
+        ("main~0", 4),
+        ("known-good", 2),
+        ("known-good~2", 0),
+        ("lab/main", 4),
+        ("lab/known-good~1", 1),
+    ] {
+        assert_eq!(find(text).unwrap(), ids[expected], "{text}");
+    }
+    for id in &ids {
+        let text = id.to_string();
+        for digits in [64, 40, 12] {
+            assert_eq!(find(&text[..digits]).unwrap(), *id);
+            assert_eq!(store.resolve(&text[..digits].to_uppercase(), None).unwrap(), *id);
+        }
+    }
+    assert_eq!(find(&format!("{}~2", ids[4].short())).unwrap(), ids[2]);
+    for text in
+        ["", "~", "~1", "nothing", "main~5", "main~99999999999", "lab/nothing", "other/main", "fff", "main/lab", "a/b/c", "0000000000"]
+    {
+        missing(find(text));
+    }
+    missing(store.resolve("main", None));
+    missing(store.resolve("main", Some("other")));
+    assert!(matches!(find("main~x"), Err(Error::Refused { .. })));
+    assert!(matches!(find("main~1~1"), Err(Error::Refused { .. })));
+    // A tag comes before an id of the same digits.
+    let prefix = &ids[0].to_string()[..4];
+    store.tag("lab", prefix, &ids[3]).unwrap();
+    assert_eq!(find(prefix).unwrap(), ids[3]);
+}
+
+#[test]
+fn branches_and_tags_belong_to_their_experiment() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let ids = line(&store, "main", None, 2);
+    store.set_branch("lab", "back", &ids[0]).unwrap();
+    store.set_branch("lab2", "main", &ids[0]).unwrap();
+    store.tag("lab", "t", &ids[0]).unwrap();
+    store.tag("lab", "t", &ids[0]).unwrap();
+    assert!(matches!(store.tag("lab", "t", &ids[1]), Err(Error::Refused { .. })));
+    assert_eq!(store.branches("lab").unwrap(), [("back".to_owned(), ids[0]), ("main".to_owned(), ids[1])].into());
+    assert_eq!(store.tags("lab").unwrap(), [("t".to_owned(), ids[0])].into());
+    assert!(store.tags("lab2").unwrap().is_empty());
+    store.untag("lab", "t").unwrap();
+    assert!(matches!(store.untag("lab", "t"), Err(Error::Missing { .. })));
+    assert!(store.tags("lab").unwrap().is_empty());
+    assert!(matches!(store.set_branch("lab", "x", &CheckpointId([1; 32])), Err(Error::Missing { .. })));
+    assert!(matches!(store.tag("lab", "x", &CheckpointId([1; 32])), Err(Error::Missing { .. })));
+    assert_eq!(store.branch("lab", "x").unwrap(), None);
+    missing(store.record(&CheckpointId([1; 32])).map(|_| ids[0]));
+}
+
+#[test]
+fn records_come_parents_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let main = line(&store, "main", None, 6);
+    let fork = line(&store, "fork", Some(main[2]), 4);
+    let records = store.records().unwrap();
+    assert_eq!(records.len(), main.len() + fork.len());
+    for (at, (_, record)) in records.iter().enumerate() {
+        assert!(record.parent.is_none_or(|parent| records[..at].iter().any(|(id, _)| *id == parent)));
+    }
+}
