@@ -23,7 +23,7 @@ use axum::{
     extract::{DefaultBodyLimit, State, rejection::BytesRejection},
     http::StatusCode,
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{MethodRouter, get, post},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -151,29 +151,27 @@ fn router(service: Shared) -> Router {
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/activity", get(activity))
-        .route("/v1/checkpoint", post(handler(|service, request| service.checkpoint(request))))
-        .route("/v1/goto", post(handler(|service, request| service.goto(request))))
-        .route("/v1/fork", post(handler(|service, request| service.fork(request))))
-        .route("/v1/down", post(handler(|service, request| service.down(request))))
+        .route("/v1/checkpoint", handler(|service, request| service.checkpoint(request)))
+        .route("/v1/goto", handler(|service, request| service.goto(request)))
+        .route("/v1/fork", handler(|service, request| service.fork(request)))
+        .route("/v1/down", handler(|service, request| service.down(request)))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .route(
             "/v1/exec",
-            post(handler(|service, request| service.exec(request))).layer(DefaultBodyLimit::max(EXEC_BODY_BYTES_MAX)),
+            handler(|service, request| service.exec(request)).layer(DefaultBodyLimit::max(EXEC_BODY_BYTES_MAX)),
         )
         .fallback(|| async { refuse(StatusCode::NOT_FOUND, "no such path; this keeper speaks /v1") })
         .method_not_allowed_fallback(|| async { refuse(StatusCode::METHOD_NOT_ALLOWED, "this path wants another method") })
         .with_state(service)
 }
 
-/// A handler of one kind of request.
-fn handler<Q, A>(
-    work: fn(&dyn Service, Q) -> Result<A, Problem>,
-) -> impl AsyncFn(State<Shared>, Result<Bytes, BytesRejection>) -> Response + Clone + Send
+/// Serves one kind of request.
+fn handler<Q, A>(work: fn(&dyn Service, Q) -> Result<A, Problem>) -> MethodRouter<Shared>
 where
     Q: DeserializeOwned + Send + 'static,
     A: Serialize + Send + 'static,
 {
-    async move |State(service): State<Shared>, body: Result<Bytes, BytesRejection>| -> Response {
+    post(move |State(service): State<Shared>, body: Result<Bytes, BytesRejection>| async move {
         let body = match body {
             Ok(body) => body,
             Err(rejected) => return refuse(rejected.status(), &rejected.body_text()),
@@ -182,7 +180,7 @@ where
             Ok(request) => answer(service, move |service| work(service, request)).await,
             Err(error) => refuse(StatusCode::BAD_REQUEST, &format!("the body is not the request expected here: {error}")),
         }
-    }
+    })
 }
 
 /// Runs the work, which blocks, on a thread for that.

@@ -1,7 +1,7 @@
 //! Draws a tree of checkpoints as lines of `*`, `|` and `/`, the newest first, as `git log --graph` does.
 //!
 //! Read downwards, a column is a line of checkpoints that waits for its next older one. Where several columns wait for the same checkpoint they meet:
-//! the column furthest left stays, and each other one moves towards it, one column a line, crossing what is between.
+//! each moves towards the nearest one on its left, one column a line, crossing what is between.
 //!
 //! ```text
 //! *      the newest
@@ -53,8 +53,8 @@ pub fn draw(parents: &[Option<usize>], order: &[usize]) -> Vec<Line> {
     for item in order {
         let column = match columns.iter().position(|waits| *waits == Some(*item)) {
             Some(column) => {
-                while let Some(other) = columns.iter().rposition(|waits| *waits == Some(*item)).filter(|other| *other != column) {
-                    meet(&mut columns, column, other, &mut lines);
+                while let Some((to, from)) = last_two(&columns, *item) {
+                    meet(&mut columns, to, from, &mut lines);
                 }
                 column
             }
@@ -69,6 +69,13 @@ pub fn draw(parents: &[Option<usize>], order: &[usize]) -> Vec<Line> {
         }
     }
     lines
+}
+
+/// The two columns furthest right that wait for an item.
+fn last_two(columns: &[Option<usize>], item: usize) -> Option<(usize, usize)> {
+    let mut waiting = (0..columns.len()).rev().filter(|column| columns[*column] == Some(item));
+    let from = waiting.next()?;
+    Some((waiting.next()?, from))
 }
 
 fn free_column(columns: &mut Vec<Option<usize>>) -> usize {
@@ -145,23 +152,38 @@ mod tests {
         check("a b<a x<a y<a", true, "
 * y
 | * x
+| | * b
+| |/
 |/
-| * b
-|/
-* a".replace("|/\n| * b", "| | * b\n| |/").replace("| |/\n|/", "| |/\n|/").as_str());
+* a");
     }
 
     #[test]
-    fn a_fork_of_a_fork_crosses_what_is_between() {
+    fn a_fork_of_a_fork() {
         check("a b<a x<a y<b c<b z<x", false, "
 * z
 | * c
 | | * y
+* | | x
 | |/
-* | x
 | * b
 |/
 * a");
+    }
+
+    #[test]
+    fn lines_cross_what_is_between_and_close_up() {
+        check("q w a x<a y<q z<a v<w", false, "
+* v
+| * z
+| | * y
+| | | * x
+| | |/
+| |/|
+| * | a
+* |   w
+  * q".replace("* |   w\n  * q", "*   | w\n    * q").as_str());
+        check("a b<a p<a m<p n<b o<m", false, "");
     }
 
     #[test]
@@ -170,19 +192,12 @@ mod tests {
         check("a r b<a s<r", false, "
 * s
 | * b
-* r
+* | r
   * a");
     }
 
-    #[test]
-    fn crossing() {
-        // The columns wait for: a, q, a.
-        check("a q x<a y<q z<a", false, "
-* z
-| * y
-| | * x
-* | a
- /");
+    fn text(lines: &[Line]) -> String {
+        lines.iter().map(|line| line.drawing.clone() + "\n").collect()
     }
 
     /// Any tree: each item's parent is an earlier one, or none.
@@ -217,17 +232,19 @@ mod tests {
                 let mut column = line.drawing.find('*').unwrap() as isize;
                 let Some(parent) = parents[item] else { continue };
                 let mut reached = None;
+                let mut moving = false;
                 for below in start + 1..lines.len() {
-                    match (at(below, column), at(below, column - 1), at(below, column + 1)) {
-                        ('*', ..) => { reached = lines[below].item; break }
-                        // A slanted stroke on its left takes it, if it is not another column's that passes.
-                        ('|', ..) => {}
-                        ('/', ..) => column -= 1,
-                        (_, '/', _) => column -= 2,
-                        other => prop_assert!(false, "the line of {item} breaks off at {below}: {other:?}\n{}", lines.iter().map(|line| line.drawing.clone() + "\n").collect::<String>()),
+                    let (here, left) = (at(below, column), at(below, column - 1));
+                    if here == '*' {
+                        reached = lines[below].item;
+                        break;
                     }
+                    // A column that began to move goes on through what it crosses; one that stands is crossed.
+                    moving = left == '/' && (moving || here == ' ');
+                    prop_assert!(moving || here == '|', "the line of {item} breaks off at {below}\n{}", text(&lines));
+                    column -= if moving { 2 } else { 0 };
                 }
-                prop_assert_eq!(reached, Some(parent), "\n{}", lines.iter().map(|line| line.drawing.clone() + "\n").collect::<String>());
+                prop_assert_eq!(reached, Some(parent), "\n{}", text(&lines));
             }
         }
     }

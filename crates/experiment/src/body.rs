@@ -109,6 +109,11 @@ impl Body {
         &self.machine
     }
 
+    /// The disks, in the order of the specification.
+    pub fn disks(&self) -> impl Iterator<Item = &Arc<Disk>> {
+        self.disks.iter().map(|disk| &disk.disk)
+    }
+
     /// Golden images that the disks stand on.
     pub(crate) fn images(&self) -> &[ImageId] {
         &self.images

@@ -41,8 +41,8 @@ pub(crate) struct SavedParts {
     pub writer: Writer,
 }
 
-/// Prepares, freezes, captures and thaws. On failure the parts have been settled already.
-pub(crate) fn take(parts: &mut Parts, mut writer: Writer) -> Result<Tentative, PartFailure> {
+/// Prepares, freezes, captures and thaws. On failure the parts have been settled already. `frozen` is called at the end of the pause, before the thaw.
+pub(crate) fn take(parts: &mut Parts, mut writer: Writer, frozen: &mut dyn FnMut()) -> Result<Tentative, PartFailure> {
     let mut protocol = Protocol::new(parts.iter().map(|part| part.kind()));
     let mut captured = Vec::new();
     let mut failure = None;
@@ -56,10 +56,14 @@ pub(crate) fn take(parts: &mut Parts, mut writer: Writer) -> Result<Tentative, P
                 watch.get_or_insert_with(Stopwatch::start);
                 each(parts, of, "freeze", |part| part.freeze())
             }
-            Step::Capture(of) => each(parts, of, "capture", |part| {
-                captured.push(part.capture()?);
-                Ok(())
-            }),
+            Step::Capture(of) => {
+                let result = each(parts, of, "capture", |part| {
+                    captured.push(part.capture()?);
+                    Ok(())
+                });
+                frozen();
+                result
+            }
             Step::Thaw(of) => {
                 let result = each(parts, of, "thaw", |part| part.thaw());
                 pause = watch.map_or(Duration::ZERO, |watch| watch.elapsed());

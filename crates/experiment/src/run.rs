@@ -107,13 +107,18 @@ impl Run {
 
     /// Takes a checkpoint. Returns when it is permanent, or dropped with the guests running on.
     pub fn checkpoint(&self, message: Option<String>) -> Result<(CheckpointId, Record)> {
+        self.checkpoint_observed(message, &mut |_| {})
+    }
+
+    /// The same, for tests and diagnosis: `frozen` may look at the body while it stands still, and makes the pause longer by what it takes.
+    pub fn checkpoint_observed(&self, message: Option<String>, frozen: &mut dyn FnMut(&Body)) -> Result<(CheckpointId, Record)> {
         let _one_at_a_time = self.checkpointing.lock().expect("nobody panics with the lock");
         let writer = self.host.store().writer()?;
-        let (parts, standing, images) = {
+        let (parts, standing, body) = {
             let state = self.state();
-            (state.parts.clone(), state.standing.clone(), state.body.images().to_vec())
+            (state.parts.clone(), state.standing.clone(), state.body.clone())
         };
-        let tentative = coordinate::take(&mut parts.lock().expect("nobody panics with the lock"), writer)?;
+        let tentative = coordinate::take(&mut parts.lock().expect("nobody panics with the lock"), writer, &mut || frozen(&body))?;
         let watch = Stopwatch::start();
         let (pause, steps) = (tentative.pause, tentative.steps.clone());
         let result = tentative.save().map_err(Error::from).and_then(|mut done| {
@@ -127,7 +132,7 @@ impl Run {
                 time_virtual_ns: 0,
                 spec: self.spec.clone(),
                 parts: states,
-                images,
+                images: body.images().to_vec(),
                 cost: Cost {
                     pause_ns: nanoseconds(pause),
                     steps_ns: steps.into_iter().map(|(step, took)| (step, nanoseconds(took))).collect(),

@@ -196,8 +196,9 @@ impl Faults {
 
 /// The first line of a span: a label over a whole block of text shows nothing.
 fn within_line(text: &str, span: &Span) -> Span {
-    let start = text.floor_char_boundary(span.start);
-    let end = text.floor_char_boundary(span.end).max(start);
+    let boundary = |at: usize| (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    let start = boundary(span.start);
+    let end = boundary(span.end).max(start);
     let line = text[start..end].split(['\n', '\r']).next().unwrap_or_default();
     start..start + line.trim_end().len()
 }

@@ -216,7 +216,9 @@ fn forbid_null(schema: &mut Schema) {
             match choices.as_mut_slice() {
                 // What the field says of itself goes before what its type says.
                 [Value::Object(only)] => {
-                    std::mem::take(only).into_iter().for_each(|(key, value)| drop(property.entry(key).or_insert(value)))
+                    let mut own = std::mem::take(property);
+                    property.append(only);
+                    property.append(&mut own);
                 }
                 _ => drop(property.insert("anyOf".to_owned(), Value::Array(choices))),
             }

@@ -161,8 +161,8 @@ fn similar<'w>(found: &str, words: &[&'w str]) -> Option<&'w str> {
         return None;
     }
     let found = found.to_ascii_lowercase().replace('_', "-");
-    let scores = words.iter().map(|word| (strsim::jaro_winkler(&found, word), *word));
-    scores.filter(|(score, _)| *score > 0.8).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, word)| word)
+    let scores = words.iter().map(|word| (strsim::normalized_damerau_levenshtein(&found, word), *word));
+    scores.filter(|(score, _)| *score > 0.6).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, word)| word)
 }
 
 fn expected(value: &Value, what: &str, faults: &mut Faults) {

@@ -70,7 +70,9 @@ impl Value {
 /// The only document of the text; none when the text holds nothing but comments. Duplicate keys go to `faults`; what makes the rest of the text
 /// unreadable is the error.
 pub(super) fn parse(text: &str, faults: &mut Faults) -> Result<Option<Value>, Fault> {
-    let options = granit_parser::options! { disallow_directives: true, flow_nesting_limit: DEPTH_MAX, block_nesting_limit: DEPTH_MAX };
+    let mut options = granit_parser::options! { disallow_directives: true, flow_nesting_limit: DEPTH_MAX, block_nesting_limit: DEPTH_MAX };
+    // Whoever else in the build uses the parser may have switched its comment events on.
+    options.set_emit_comments(false);
     let parser = Parser::new_from_str_with_options(text, options);
     let mut tree = Tree { parser, text, faults, anchors: HashMap::new(), weight: 0 };
     let mut document = None;

@@ -1,0 +1,87 @@
+//! `fermata down`: ends runs and experiments.
+
+use super::{Context, Result};
+use crate::{
+    out::Failure,
+    pick, progress, text,
+};
+use clap::Args;
+use fermata_api::{
+    Service, local, paths,
+    values::{DownRequest, Ended, Experiment, ExperimentState, Problem},
+};
+use std::{thread, time::Duration};
+
+/// A keeper that has said goodbye needs this long at most to clear its things away.
+const LEAVING: Duration = Duration::from_secs(15);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
+
+/// End a run, or an experiment with all its runs
+///
+/// The machines are switched off as if the power failed; what they did since their last checkpoint is lost. All checkpoints stay in the store, and
+/// `fermata goto ID` brings the experiment back.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  fermata down
+  fermata down what-if
+  fermata down --all")]
+pub struct Down {
+    /// The run [default: all of the experiment]
+    run: Option<String>,
+    /// End every experiment
+    #[arg(long, conflicts_with = "run")]
+    all: bool,
+}
+
+impl Down {
+    pub fn run(self, context: &Context) -> Result {
+        let out = &context.out;
+        if self.all {
+            let experiments = local::experiments(context.global.store.as_deref())?;
+            let ended: Vec<_> = experiments.iter().map(|experiment| end(context, experiment, None)).collect::<std::result::Result<_, _>>()?;
+            out.answer(&ended, |_| ended.iter().map(|ended| text(ended, out.quiet)).collect())?;
+        } else {
+            let ended = end(context, &meant(context)?, self.run)?;
+            out.answer(&ended, |_| text(&ended, out.quiet))?;
+        }
+        Ok(0)
+    }
+}
+
+/// The experiment that lives, or the remains of the only one that died.
+fn meant(context: &Context) -> std::result::Result<Experiment, Failure> {
+    let mut dead = local::experiments(context.global.store.as_deref())?;
+    dead.retain(|experiment| experiment.state == ExperimentState::Dead && context.experiment().is_none_or(|name| name == experiment.name));
+    pick::living(context).or_else(|failure| if dead.len() == 1 { Ok(dead.swap_remove(0)) } else { Err(failure) })
+}
+
+fn end(context: &Context, experiment: &Experiment, run: Option<String>) -> std::result::Result<Ended, Failure> {
+    let name = &experiment.name;
+    if experiment.state == ExperimentState::Dead {
+        if let Some(run) = run {
+            return Err(Problem::new(format!("{name} is dead, and run {run} with it; `fermata down -e {name}` clears away what is left")).into());
+        }
+        return Ok(local::bury(name)?);
+    }
+    let keeper = local::client(name)?;
+    let ended = progress::during(&context.out, "ending", || keeper.activity(), || keeper.down(DownRequest { run }))?;
+    if keeper.status().is_err() {
+        // Whoever starts it again right after this must find the place empty.
+        let run_dir = paths::run_dir(name);
+        let mut waited = Duration::ZERO;
+        while run_dir.exists() && waited < LEAVING {
+            thread::sleep(BETWEEN_LOOKS);
+            waited += BETWEEN_LOOKS;
+        }
+    }
+    Ok(ended)
+}
+
+fn text(ended: &Ended, quiet: bool) -> String {
+    if quiet {
+        return format!("{}\n", ended.experiment);
+    }
+    let runs = if ended.runs.is_empty() { String::new() } else { format!(": {}", text::harmless(&ended.runs.join(", "))) };
+    format!("{} ended{runs}\n", text::harmless(&ended.experiment))
+}

@@ -1,0 +1,162 @@
+//! `fermata ls`: what runs.
+
+use super::{Context, Result};
+use crate::{
+    out::{Paint, Style},
+    table::{Cell, Set, Table},
+    text,
+};
+use clap::Args;
+use fermata_api::{
+    local,
+    types::CheckpointId,
+    values::{Experiment, ExperimentState, Machine, MachineState, Run},
+};
+use std::collections::HashMap;
+
+/// List experiments, their runs and machines
+///
+/// An experiment is `dead` when its keeper is gone without having been told to; `fermata goto ID` brings it back from any of its checkpoints, and
+/// `fermata down` clears away what is left of it.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  fermata ls
+  fermata ls --json | jq -r '.[].runs[].name'")]
+pub struct Ls {}
+
+impl Ls {
+    pub fn run(self, context: &Context) -> Result {
+        let mut experiments = local::experiments(context.global.store.as_deref())?;
+        experiments.retain(|experiment| context.experiment().is_none_or(|name| name == experiment.name));
+        let out = &context.out;
+        out.answer(&experiments, |style| {
+            if out.quiet {
+                return experiments.iter().map(|experiment| format!("{}\n", experiment.name)).collect();
+            }
+            text(&experiments, &last_pauses(&experiments), style)
+        })?;
+        Ok(0)
+    }
+}
+
+/// The pause of each run's newest checkpoint. A store that cannot be read is no reason to tell nothing.
+fn last_pauses(experiments: &[Experiment]) -> HashMap<CheckpointId, f64> {
+    let heads = experiments.iter().flat_map(|experiment| experiment.runs.iter().filter_map(move |run| Some((experiment, run.head?))));
+    let pause = |(experiment, head): (&Experiment, CheckpointId)| {
+        let checkpoint = local::show(&experiment.store, Some(&experiment.name), &head.to_string()).ok()?;
+        Some((head, checkpoint.pause_ms))
+    };
+    heads.filter_map(pause).collect()
+}
+
+fn text(experiments: &[Experiment], pauses: &HashMap<CheckpointId, f64>, style: &Style) -> String {
+    if experiments.is_empty() {
+        return "nothing runs; `fermata up` starts an experiment\n".to_owned();
+    }
+    let mut table = Table::new(&[
+        ("EXPERIMENT", Set::Left),
+        ("RUN", Set::Left),
+        ("MACHINE", Set::Left),
+        ("STATE", Set::Left),
+        ("MEMORY", Set::Right),
+        ("CPUS", Set::Right),
+        ("BY", Set::Left),
+        ("AT", Set::Left),
+        ("PAUSE", Set::Right),
+        ("BRANCH", Set::Elastic),
+    ]);
+    for experiment in experiments {
+        for run in &experiment.runs {
+            for machine in &run.machines {
+                table.row(row(experiment, run, machine, pauses));
+            }
+        }
+        if experiment.runs.is_empty() {
+            table.row(vec![Cell::new(Paint::Name, text::harmless(&experiment.name)), "-".into(), "-".into(), state(experiment, None)]);
+        }
+    }
+    table.render(style) + &remarks(experiments, style)
+}
+
+fn row(experiment: &Experiment, run: &Run, machine: &Machine, pauses: &HashMap<CheckpointId, f64>) -> Vec<Cell> {
+    let pause = run.head.and_then(|head| pauses.get(&head)).map_or_else(|| "-".to_owned(), |pause| text::ms(*pause));
+    vec![
+        Cell::new(Paint::Name, text::harmless(&experiment.name)),
+        text::harmless(&run.name).into(),
+        text::harmless(&machine.name).into(),
+        state(experiment, Some(machine)),
+        text::bytes(machine.memory_bytes).into(),
+        machine.cpus.to_string().into(),
+        text::harmless(&machine.accel).into(),
+        Cell::new(Paint::Id, run.head.map_or_else(|| "-".to_owned(), |head| head.short())),
+        pause.into(),
+        text::harmless(&run.branch).into(),
+    ]
+}
+
+fn state(experiment: &Experiment, machine: Option<&Machine>) -> Cell {
+    let (paint, word) = match (experiment.state, machine.map(|machine| machine.state)) {
+        (ExperimentState::Dead, _) => (Paint::Bad, "dead"),
+        (_, Some(MachineState::Running)) => (Paint::Good, "running"),
+        (_, Some(MachineState::Paused)) => (Paint::Warning, "paused"),
+        (_, Some(MachineState::Off)) => (Paint::Dim, "off"),
+        (_, Some(MachineState::Gone)) => (Paint::Bad, "gone"),
+        (_, None) => (Paint::Dim, "-"),
+    };
+    Cell::new(paint, word)
+}
+
+/// What is not as it should be, and what to do.
+fn remarks(experiments: &[Experiment], style: &Style) -> String {
+    let mut remarks = Vec::new();
+    for experiment in experiments {
+        let name = &experiment.name;
+        if experiment.state == ExperimentState::Dead {
+            remarks.push(format!(
+                "{name}: its keeper is gone. `fermata goto ID -e {name}` brings it back (`fermata log -e {name}` lists its checkpoints), `fermata down -e {name}` clears it away"
+            ));
+        }
+        for (run, machine) in experiment.runs.iter().flat_map(|run| run.machines.iter().map(move |machine| (run, machine))) {
+            if let Some(reason) = &machine.reason {
+                remarks.push(format!("{name}, {}:{}: {reason}. `fermata goto {}` brings it back", run.name, machine.name, run.branch));
+            }
+            if let Some(missing) = machine.pages_missing {
+                remarks.push(format!("{name}, {}:{}: {} still to be brought in", run.name, machine.name, text::several(missing, "page")));
+            }
+        }
+        if let Some(trouble) = &experiment.trouble {
+            remarks.push(format!("{name}: the last checkpoint by the clock failed: {trouble}"));
+        }
+    }
+    remarks.iter().map(|remark| format!("{}\n", style.paint(Paint::Warning, &text::harmless(remark)))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::samples::{experiment, id, run};
+
+    #[test]
+    fn runs_with_their_machines() {
+        let mut tryout = experiment("tryout");
+        tryout.runs.push(run("what-if"));
+        tryout.runs[1].head = None;
+        tryout.runs[1].machines[0].state = MachineState::Gone;
+        tryout.runs[1].machines[0].reason = Some("QEMU ended with signal 9".into());
+        tryout.trouble = Some("no space left".into());
+        let mut other = experiment("other");
+        other.state = ExperimentState::Dead;
+        let expected = "\
+EXPERIMENT  RUN      MACHINE  STATE     MEMORY  CPUS  BY   AT              PAUSE  BRANCH
+tryout      main     m1       running  1.0 GiB     2  tcg  050505050505  4.21 ms  main
+tryout      what-if  m1       gone     1.0 GiB     2  tcg  -                   -  what-if
+other       main     m1       dead     1.0 GiB     2  tcg  050505050505  4.21 ms  main
+tryout, what-if:m1: QEMU ended with signal 9. `fermata goto what-if` brings it back
+tryout: the last checkpoint by the clock failed: no space left
+other: its keeper is gone. `fermata goto ID -e other` brings it back (`fermata log -e other` lists its checkpoints), `fermata down -e other` clears it away
+";
+        assert_eq!(text(&[tryout, other], &HashMap::from([(id(5), 4.213)]), &Style::default()), expected);
+        assert!(text(&[], &HashMap::new(), &Style::default()).contains("fermata up"));
+    }
+}

@@ -1,0 +1,97 @@
+//! Made-up values for tests of how they look.
+
+use fermata_api::{
+    types::{BlobName, CheckpointId, MachineId, NodeName, PageCounts, PartKind, Root},
+    values::*,
+};
+use std::collections::BTreeMap;
+
+pub fn id(number: u8) -> CheckpointId {
+    CheckpointId([number; 32])
+}
+
+pub fn checkpoint(number: u8, parent: Option<u8>, branch: &str) -> Checkpoint {
+    let ram = Root { pages: 262_144, node: Some(NodeName([9; 32])) };
+    Checkpoint {
+        id: id(number),
+        parent: parent.map(id),
+        experiment: "tryout".to_owned(),
+        branch: branch.to_owned(),
+        heads: vec![],
+        tags: vec![],
+        message: None,
+        created_ns: u64::from(number) * 2_000_000_000,
+        created: "2026-11-21T08:43:00.000Z".to_owned(),
+        time_virtual_ns: u64::from(number) * 2_000_000_000,
+        pause_ms: 4.213,
+        steps_ms: BTreeMap::from([("m1 stop".to_owned(), 0.4), ("m1 devices".to_owned(), 2.0)]),
+        save_ms: 120.0,
+        stored_bytes: 12_900_000,
+        pages: PageCounts { unchanged: 258_733, free: 0, zero: 411, on_disk: 1_000, known: 500, new: 1_500 },
+        parts: vec![
+            Part {
+                name: "m1".to_owned(),
+                kind: PartKind::Machine,
+                tables: BTreeMap::from([("ram".to_owned(), ram)]),
+                blobs: BTreeMap::from([("devices".to_owned(), BlobName([7; 32]))]),
+            },
+            Part {
+                name: "m1/disk0".to_owned(),
+                kind: PartKind::Disk,
+                tables: BTreeMap::from([("blocks".to_owned(), Root::empty(1_048_576))]),
+                blobs: BTreeMap::new(),
+            },
+        ],
+        images: vec![],
+    }
+}
+
+/// Four checkpoints on `main`, and a fork from the second.
+pub fn history() -> Vec<Checkpoint> {
+    let mut history = vec![
+        checkpoint(1, None, "main"),
+        checkpoint(2, Some(1), "main"),
+        checkpoint(3, Some(2), "main"),
+        checkpoint(4, Some(2), "what-if"),
+        checkpoint(5, Some(3), "main"),
+    ];
+    history[1].message = Some("before the upgrade\nand more".to_owned());
+    history[1].tags = vec!["known-good".to_owned()];
+    history[3].heads = vec!["what-if".to_owned()];
+    history[4].heads = vec!["main".to_owned()];
+    history
+}
+
+pub fn machine(name: &str) -> Machine {
+    Machine {
+        name: name.to_owned(),
+        id: MachineId([3; 16]),
+        state: MachineState::Running,
+        reason: None,
+        pid: 4711,
+        memory_bytes: 1 << 30,
+        cpus: 2,
+        accel: "tcg".to_owned(),
+        machine_type: "pc-q35-7.2".to_owned(),
+        console: "/run/console.sock".into(),
+        console_log: "/run/console.log".into(),
+        pages_missing: None,
+    }
+}
+
+pub fn run(name: &str) -> Run {
+    Run { name: name.to_owned(), branch: name.to_owned(), head: Some(id(5)), machines: vec![machine("m1")] }
+}
+
+pub fn experiment(name: &str) -> Experiment {
+    Experiment {
+        name: name.to_owned(),
+        state: ExperimentState::Running,
+        keeper_pid: 42,
+        store: "/store".into(),
+        every_ms: Some(2000),
+        runs: vec![run("main")],
+        spare_ready: true,
+        trouble: None,
+    }
+}

@@ -1,0 +1,206 @@
+//! `fermata show`: everything about a checkpoint.
+
+use super::{Context, Result, log::names};
+use crate::{
+    out::{Paint, Style},
+    pick,
+    table::{Cell, Set, Table},
+    text,
+};
+use clap::Args;
+use fermata_api::{
+    local,
+    types::{PageCounts, Root},
+    values::{Checkpoint, Part},
+};
+
+const BAR: usize = 60;
+
+/// Tell everything about a checkpoint
+///
+/// What it consists of, how its pages fell through the sieve, and what the pause was spent on. Needs no running experiment.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  fermata show main
+  fermata show 1f0c42~3
+  fermata show known-good --json")]
+pub struct Show {
+    /// The checkpoint: the beginning of its id, a tag, or a branch for its newest; each with ~N for the N-th before it
+    #[arg(value_name = "ID")]
+    checkpoint: String,
+}
+
+impl Show {
+    pub fn run(self, context: &Context) -> Result {
+        let stored = pick::stored(context)?;
+        let checkpoint = local::show(&stored.store, Some(&stored.experiment), &self.checkpoint)?;
+        context.out.answer(&checkpoint, |style| if context.out.quiet { checkpoint.id.to_string() } else { text(&checkpoint, style) })?;
+        Ok(0)
+    }
+}
+
+fn text(checkpoint: &Checkpoint, style: &Style) -> String {
+    let mut sections = vec![facts(checkpoint, style)];
+    if !checkpoint.steps_ms.is_empty() {
+        sections.push(format!("{}{}", title("Pause", style), steps(checkpoint, style)));
+    }
+    sections.push(format!("{}{}", title("Pages", style), pages(&checkpoint.pages, style)));
+    sections.push(format!("{}{}", title("Parts", style), parts(checkpoint, style)));
+    sections.join("\n")
+}
+
+fn title(title: &str, style: &Style) -> String {
+    format!("{}\n", style.paint(Paint::Strong, title))
+}
+
+fn facts(checkpoint: &Checkpoint, style: &Style) -> String {
+    let mut table = Table::bare(&[Set::Left, Set::Left]);
+    let mut fact = |name: &str, value: Cell| table.row(vec![Cell::new(Paint::Dim, name), value]);
+    fact("checkpoint", Cell::new(Paint::Id, checkpoint.id.to_string()));
+    if let Some(parent) = checkpoint.parent {
+        fact("parent", Cell::new(Paint::Id, parent.to_string()));
+    }
+    fact("experiment", text::harmless(&checkpoint.experiment).into());
+    fact("branch", text::harmless(&checkpoint.branch).into());
+    let names = names(checkpoint);
+    if !names.is_empty() {
+        fact("at", Cell::new(Paint::Name, names));
+    }
+    if let Some(message) = &checkpoint.message {
+        fact("message", text::harmless(message).into());
+    }
+    fact("created", text::harmless(&checkpoint.created).into());
+    fact("virtual time", text::instant(checkpoint.time_virtual_ns).into());
+    fact("pause", text::ms(checkpoint.pause_ms).into());
+    fact("stored", format!("{}, in {} behind the guest", text::bytes(checkpoint.stored_bytes), text::ms(checkpoint.save_ms)).into());
+    table.render(style)
+}
+
+fn steps(checkpoint: &Checkpoint, style: &Style) -> String {
+    let mut table = Table::bare(&[Set::Left, Set::Right, Set::Left]);
+    let longest = checkpoint.steps_ms.values().copied().fold(f64::MIN_POSITIVE, f64::max);
+    for (step, ms) in &checkpoint.steps_ms {
+        let bar = "█".repeat((ms / longest * BAR as f64 / 2.0).round().clamp(0.0, BAR as f64) as usize);
+        table.row(vec![format!("  {}", text::harmless(step)).into(), text::ms(*ms).into(), Cell::new(Paint::Name, bar)]);
+    }
+    table.render(style)
+}
+
+/// The sieve: what became of every page. The bar is of those that were written.
+fn pages(pages: &PageCounts, style: &Style) -> String {
+    let classes = [
+        ("░", Paint::Dim, "free", "free in the guest", pages.free),
+        ("▒", Paint::Dim, "zero", "zero throughout", pages.zero),
+        ("▓", Paint::Good, "on disk", "equal to a block of a golden image", pages.on_disk),
+        ("▚", Paint::Name, "known", "in the store already", pages.known),
+        ("█", Paint::Warning, "new", "written to the store", pages.new),
+    ];
+    let written = pages.written();
+    let lengths = shares(&classes.map(|class| class.4), BAR);
+    let bar: String = classes.iter().zip(lengths).map(|(class, length)| style.paint(class.1, &class.0.repeat(length))).collect();
+    let mut table = Table::bare(&[Set::Left, Set::Left, Set::Right, Set::Right, Set::Elastic]);
+    let row = |glyph: Cell, name: &str, count: u64, what: &str| {
+        vec![glyph, name.into(), text::count(count).into(), text::percent(count, pages.total()).into(), Cell::new(Paint::Dim, what)]
+    };
+    table.row(row("  ".into(), "unchanged", pages.unchanged, "not written since the parent"));
+    for (glyph, paint, name, what, count) in classes {
+        table.row(row(Cell::new(paint, format!("  {glyph}")), name, count, what));
+    }
+    let bar = if written == 0 { String::new() } else { format!("  {bar}  of {} written\n", text::several(written, "page")) };
+    format!("{bar}{}", table.render(style))
+}
+
+/// Divides `length` in proportion to the counts. What is there at all gets at least one.
+fn shares<const N: usize>(counts: &[u64; N], length: usize) -> [usize; N] {
+    let total: u64 = counts.iter().sum();
+    let mut shares = counts.map(|count| match count {
+        0 => 0,
+        count => ((u128::from(count) * length as u128 / u128::from(total)) as usize).max(1),
+    });
+    // What rounding left over, or took too much, belongs to the largest.
+    if let Some(largest) = (0..N).max_by_key(|class| counts[*class]).filter(|_| total > 0) {
+        let others: usize = shares.iter().sum::<usize>() - shares[largest];
+        shares[largest] = length.saturating_sub(others);
+    }
+    shares
+}
+
+fn parts(checkpoint: &Checkpoint, style: &Style) -> String {
+    let mut table = Table::bare(&[Set::Left, Set::Left, Set::Left, Set::Right, Set::Left]);
+    for Part { name, kind, tables, blobs } in &checkpoint.parts {
+        let kind = format!("{kind:?}").to_lowercase();
+        for (of, root) in tables {
+            let Root { pages, node } = root;
+            let node = node.map_or_else(|| "empty".to_owned(), |node| node.short());
+            table.row(vec![
+                format!("  {}", text::harmless(name)).into(),
+                kind.clone().into(),
+                text::harmless(of).into(),
+                text::several(*pages, "page").into(),
+                Cell::new(Paint::Dim, node),
+            ]);
+        }
+        for (of, blob) in blobs {
+            let cells = vec![format!("  {}", text::harmless(name)).into(), kind.clone().into(), text::harmless(of).into(), "".into()];
+            table.row(cells.into_iter().chain([Cell::new(Paint::Dim, blob.short())]).collect());
+        }
+    }
+    for image in &checkpoint.images {
+        table.row(vec!["  golden image".into(), "".into(), "".into(), "".into(), Cell::new(Paint::Dim, image.short())]);
+    }
+    table.render(style)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::samples::history;
+    use proptest::prelude::*;
+
+    #[test]
+    fn everything_is_told() {
+        let expected = "\
+checkpoint    0202020202020202020202020202020202020202020202020202020202020202
+parent        0101010101010101010101010101010101010101010101010101010101010101
+experiment    tryout
+branch        main
+at            #known-good
+message       before the upgrade and more
+created       2026-11-21T08:43:00.000Z
+virtual time  4.000s
+pause         4.21 ms
+stored        12.3 MiB, in 120 ms behind the guest
+
+Pause
+  m1 devices  2.00 ms  ██████████████████████████████
+  m1 stop     0.40 ms  ██████
+
+Pages
+  ▒▒▒▒▒▒▒▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▚▚▚▚▚▚▚▚████████████████████████████  of 3,411 pages written
+     unchanged  258,733  98.7 %  not written since the parent
+  ░  free             0   0.0 %  free in the guest
+  ▒  zero           411   0.2 %  zero throughout
+  ▓  on disk      1,000   0.4 %  equal to a block of a golden image
+  ▚  known          500   0.2 %  in the store already
+  █  new          1,500   0.6 %  written to the store
+
+Parts
+  m1        machine  ram        262,144 pages  090909090909
+  m1        machine  devices                   070707070707
+  m1/disk0  disk     blocks   1,048,576 pages  empty
+";
+        assert_eq!(text(&history()[1], &Style::default()), expected);
+    }
+
+    proptest! {
+        #[test]
+        fn a_bar_is_as_long_as_it_should_be(counts: [u32; 5]) {
+            let counts = counts.map(u64::from);
+            let shares = shares(&counts, BAR);
+            let total: u64 = counts.iter().sum();
+            prop_assert_eq!(shares.iter().sum::<usize>(), if total == 0 { 0 } else { BAR });
+            prop_assert!(counts.iter().zip(shares).all(|(count, share)| (*count == 0) == (share == 0)));
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! An experiment in a scratch store, driven from inside the process.
+
+use fermata_experiment::{Body, Host, Journey, Run, Spec, spare, travel};
+use fermata_linux::clock::Stopwatch;
+use fermata_store::{Record, Store};
+use fermata_types::CheckpointId;
+use std::{fs, path::PathBuf, sync::{Arc, atomic::{AtomicU32, Ordering}}, time::Duration};
+
+/// A store and a run directory of a test's own, gone with it.
+pub struct Bench {
+    /// What is run.
+    pub spec: Spec,
+    /// Where it is run.
+    pub host: Arc<Host>,
+    run_dir: PathBuf,
+    _store: tempfile::TempDir,
+}
+
+impl Bench {
+    /// A place for an experiment.
+    pub fn new(yaml: &str) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let spec = crate::guests::spec(yaml);
+        let store = tempfile::tempdir().expect("a directory for the store");
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let run_dir = PathBuf::from(format!("/dev/shm/fermata-test-{}-{number}", std::process::id()));
+        let host = Host::new(Store::open(store.path()).expect("a store"), run_dir.join(&spec.name)).expect("a host");
+        Self { spec, host: Arc::new(host), run_dir, _store: store }
+    }
+
+    /// Boots it.
+    pub fn boot(&self) -> Run {
+        Run::boot(self.host.clone(), &self.spec, "main", &mut |_, _| {}).expect("it boots")
+    }
+
+    /// A second run at a checkpoint.
+    pub fn arrive(&self, name: &str, id: &CheckpointId, record: &Record, how: Journey) -> Run {
+        let body = spare(&self.host, id, record, &mut |_, _| {}).expect("a spare machine");
+        let arrival = travel(&self.host, body, id, record, name, how).expect("a journey");
+        Run::begin(self.host.clone(), &self.spec, name, arrival).expect("a run")
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.run_dir);
+    }
+}
+
+/// What a machine's console printed.
+pub fn console(body: &Body) -> String {
+    String::from_utf8_lossy(&fs::read(body.machine().place().console_log()).unwrap_or_default()).into_owned()
+}
+
+/// Waits until the console shows what `seen` looks for. Panics with what it shows after `time`, or when the machine is gone.
+pub fn await_console<T>(body: &Body, time: Duration, seen: impl Fn(&str) -> Option<T>) -> T {
+    let watch = Stopwatch::start();
+    loop {
+        let text = console(body);
+        if let Some(found) = seen(&text) {
+            return found;
+        }
+        assert!(watch.elapsed() < time, "not seen in {time:?}; machine {:?}; console:\n{text}", body.machine().status());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

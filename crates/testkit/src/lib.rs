@@ -1,0 +1,14 @@
+//! What tests share: guests, places to run them in, and an oracle that looks at a machine without asking the checkpoint engine.
+//!
+//! - [`guests`]: the guests that `guests/build` made
+//! - [`bench`](mod@bench): an experiment in a scratch store, driven from inside the process
+//! - [`oracle`]: all of a machine at one instant, copied the plain way
+//!
+//! The system tests are in `tests/`, behind the feature `system`.
+
+pub mod bench;
+pub mod guests;
+pub mod oracle;
+
+pub use bench::Bench;
+pub use oracle::Snapshot;
