@@ -1,7 +1,7 @@
 //! A keeper, seen through its socket.
 
 use crate::{
-    service::Service,
+    service::{BODY_BYTES_MAX, EXEC_BODY_BYTES_MAX, Service},
     values::{
         Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, GotoRequest, Problem,
         Resumed,
@@ -55,7 +55,16 @@ impl Client {
     }
 
     fn post<A: DeserializeOwned>(&self, path: &str, request: &impl Serialize) -> Result<A, Problem> {
-        self.send(self.http.post(url(path)).json(request))
+        self.post_at_most(path, request, BODY_BYTES_MAX)
+    }
+
+    fn post_at_most<A: DeserializeOwned>(&self, path: &str, request: &impl Serialize, bytes_max: usize) -> Result<A, Problem> {
+        let body = serde_json::to_vec(request).map_err(|error| Problem::new(format!("cannot send the request: {error}")))?;
+        // The keeper would hang up in the middle of it, before its refusal is read.
+        if body.len() > bytes_max {
+            return Err(Problem::new(format!("the request is too long: {} bytes as JSON, at most {bytes_max} are taken", body.len())));
+        }
+        self.send(self.http.post(url(path)).header("content-type", "application/json").body(body))
     }
 
     fn send<A: DeserializeOwned>(&self, request: RequestBuilder) -> Result<A, Problem> {
@@ -132,7 +141,7 @@ impl Service for Client {
     }
 
     fn exec(&self, request: ExecRequest) -> Result<Executed, Problem> {
-        self.post("exec", &request)
+        self.post_at_most("exec", &request, EXEC_BODY_BYTES_MAX)
     }
 
     fn down(&self, request: DownRequest) -> Result<Ended, Problem> {

@@ -14,7 +14,7 @@
 //! 422 when the keeper could not do it, 500 when it is broken.
 
 use crate::{
-    service::{EXEC_INPUT_BYTES_MAX, Service},
+    service::{BODY_BYTES_MAX, EXEC_BODY_BYTES_MAX, Service},
     values::Problem,
 };
 use axum::{
@@ -40,10 +40,6 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// Bytes of a request's body, unless it carries a guest's input.
-const BODY_BYTES_MAX: usize = 64 << 10;
-/// Bytes of a request to run a command: a byte of input is up to four characters, and a command line may be long too.
-const EXEC_BODY_BYTES_MAX: usize = 4 * EXEC_INPUT_BYTES_MAX + (4 << 20);
 /// How long a server that stops waits for the answers under way.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
@@ -156,10 +152,7 @@ fn router(service: Shared) -> Router {
         .route("/v1/fork", handler(|service, request| service.fork(request)))
         .route("/v1/down", handler(|service, request| service.down(request)))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-        .route(
-            "/v1/exec",
-            handler(|service, request| service.exec(request)).layer(DefaultBodyLimit::max(EXEC_BODY_BYTES_MAX)),
-        )
+        .route("/v1/exec", handler(|service, request| service.exec(request)).layer(DefaultBodyLimit::max(EXEC_BODY_BYTES_MAX)))
         .fallback(|| async { refuse(StatusCode::NOT_FOUND, "no such path; this keeper speaks /v1") })
         .method_not_allowed_fallback(|| async { refuse(StatusCode::METHOD_NOT_ALLOWED, "this path wants another method") })
         .with_state(service)

@@ -1,11 +1,17 @@
 //! What a keeper offers. The keeper implements it, the server carries it over a socket, and the client implements it again on the other side.
 
 use crate::values::{
-    Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, GotoRequest, Problem, Resumed,
+    Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, GotoRequest, Problem,
+    Resumed,
 };
 
 /// Bytes that a command in a guest may be given on its standard input. As JSON they are up to four times as many.
 pub const EXEC_INPUT_BYTES_MAX: usize = 8 << 20;
+
+/// Bytes of a request as JSON, unless it carries a guest's input.
+pub(crate) const BODY_BYTES_MAX: usize = 64 << 10;
+/// Bytes of a request to run a command, whose command line may be long too.
+pub(crate) const EXEC_BODY_BYTES_MAX: usize = 4 * EXEC_INPUT_BYTES_MAX + (4 << 20);
 
 /// What a keeper does on request. Every method blocks until it is done, and may be called from any thread.
 pub trait Service: Send + Sync {

@@ -1,7 +1,10 @@
 //! Answers and failures, as text or as JSON.
 
 use crate::{args::Global, text};
-use fermata_api::{spec::{FaultKind, SpecError}, values::Problem};
+use fermata_api::{
+    spec::{FaultKind, SpecError},
+    values::Problem,
+};
 use serde::Serialize;
 use std::{
     env,

@@ -44,7 +44,9 @@ pub fn stored(context: &Context) -> Result<Stored, Failure> {
     };
     match (named, running.as_slice()) {
         (Some((_, Some(experiment))), _) => Ok(of(experiment)),
-        (Some((name, None)), _) => Ok(Stored { store: local::store_path(context.global.store.clone()), experiment: name.to_owned(), lives: false }),
+        (Some((name, None)), _) => {
+            Ok(Stored { store: local::store_path(context.global.store.clone()), experiment: name.to_owned(), lives: false })
+        }
         (None, [only]) => Ok(of(only)),
         (None, []) => {
             let store = local::store_path(context.global.store.clone());
@@ -60,7 +62,9 @@ fn only_one_in(store: &str, names: &BTreeSet<String>) -> Result<String, Problem>
     let mut all = names.iter();
     match (all.next(), all.next()) {
         (Some(only), None) => Ok(only.clone()),
-        (None, _) => Err(Problem::new(format!("no checkpoint is in the store {store}: `fermata up` starts an experiment, `fermata checkpoint` takes one"))),
+        (None, _) => Err(Problem::new(format!(
+            "no checkpoint is in the store {store}: `fermata up` starts an experiment, `fermata checkpoint` takes one"
+        ))),
         (Some(_), Some(_)) => {
             let names: Vec<_> = names.iter().map(String::as_str).collect();
             Err(Problem::new(format!("several experiments are in the store {store}: say which with -e NAME, one of {}", names.join(", "))))
@@ -96,7 +100,9 @@ fn choose_living<'a>(named: Option<&str>, known: &'a [Experiment]) -> Result<&'a
         return match known.iter().find(|experiment| experiment.name == name) {
             Some(experiment) if lives(experiment) => Ok(experiment),
             Some(experiment) => Err(dead(&experiment.name)),
-            None if running.is_empty() => Err(Problem::new(format!("no experiment {name} runs, and no other; `fermata goto ID -e {name}` brings it back if the store has it"))),
+            None if running.is_empty() => Err(Problem::new(format!(
+                "no experiment {name} runs, and no other; `fermata goto ID -e {name}` brings it back if the store has it"
+            ))),
             None => {
                 let names: Vec<_> = running.iter().map(|experiment| experiment.name.as_str()).collect();
                 Err(Problem::new(format!("no experiment {name} runs; there is {}", names.join(", "))))
@@ -105,7 +111,9 @@ fn choose_living<'a>(named: Option<&str>, known: &'a [Experiment]) -> Result<&'a
     }
     match (running.as_slice(), known) {
         ([only], _) => Ok(only),
-        ([], []) => Err(Problem::new("no experiment runs; `fermata up` starts one, and `fermata goto ID` brings one back that is in the store")),
+        ([], []) => {
+            Err(Problem::new("no experiment runs; `fermata up` starts one, and `fermata goto ID` brings one back that is in the store"))
+        }
         ([], [died, ..]) => Err(dead(&died.name)),
         (several, _) => Err(which(several)),
     }

@@ -51,7 +51,11 @@ pub struct Table {
 impl Table {
     /// A table with these columns.
     pub fn new(columns: &[(&'static str, Set)]) -> Self {
-        Self { header: Some(columns.iter().map(|column| column.0).collect()), columns: columns.iter().map(|column| column.1).collect(), rows: vec![] }
+        Self {
+            header: Some(columns.iter().map(|column| column.0).collect()),
+            columns: columns.iter().map(|column| column.1).collect(),
+            rows: vec![],
+        }
     }
 
     /// A table without a header.

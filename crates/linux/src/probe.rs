@@ -116,9 +116,7 @@ impl Trial {
         let file = memfd_create("fermata-probe", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, (PAGES * PAGE) as u64)?;
         // SAFETY: a new mapping at an address of the kernel's choice; nobody else knows it.
-        let start = unsafe {
-            mmap(std::ptr::null_mut(), PAGES * PAGE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)?
-        };
+        let start = unsafe { mmap(std::ptr::null_mut(), PAGES * PAGE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)? };
         Ok(Self { start: start as u64 })
     }
 

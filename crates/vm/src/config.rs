@@ -190,7 +190,9 @@ fn devices(line: &mut Line, config: &MachineConfig, id: &MachineId, place: &Plac
     for disk in 0..config.disks {
         let socket = escape(&place.disk_socket(disk).to_string_lossy());
         line.add("-chardev", format!("socket,id=disk{disk},path={socket}"));
-        line.add("-device", format!("vhost-user-blk-pci,chardev=disk{disk},num-queues=1,queue-size=256,bootindex={disk}"));
+        // Boot index 0 is the direct kernel's.
+        let boot = disk + 1;
+        line.add("-device", format!("vhost-user-blk-pci,chardev=disk{disk},num-queues=1,queue-size=256,bootindex={boot}"));
     }
 }
 

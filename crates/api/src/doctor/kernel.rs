@@ -20,7 +20,11 @@ fn release() -> Finding {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
     match version(&release) {
         Some(found) if found >= KERNEL_MIN => good(WHAT, release),
-        _ => bad(WHAT, format!("{release}, needed is 6.7"), "install a newer kernel; Debian 12 has one in bookworm-backports (linux-image-amd64)"),
+        _ => bad(
+            WHAT,
+            format!("{release}, needed is 6.7"),
+            "install a newer kernel; Debian 12 has one in bookworm-backports (linux-image-amd64)",
+        ),
     }
 }
 
@@ -28,7 +32,11 @@ fn pagemap() -> Finding {
     const WHAT: &str = "pagemap";
     match fs::File::open("/proc/self/pagemap") {
         Ok(_) => good(WHAT, "/proc/PID/pagemap can be read"),
-        Err(error) => bad(WHAT, format!("/proc/self/pagemap: {error}"), "mount /proc without restrictions, and lift the security profile of this container"),
+        Err(error) => bad(
+            WHAT,
+            format!("/proc/self/pagemap: {error}"),
+            "mount /proc without restrictions, and lift the security profile of this container",
+        ),
     }
 }
 

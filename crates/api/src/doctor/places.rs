@@ -67,7 +67,11 @@ pub(super) fn store(path: &Path) -> Finding {
         return limited(WHAT, format!("{found}; what is there is gone after a restart"), elsewhere);
     }
     if REMOTE.contains(&kind.as_str()) {
-        return bad(WHAT, format!("{found}; the index is not safe on a remote file system"), format!("{elsewhere}, to a directory on a local disk"));
+        return bad(
+            WHAT,
+            format!("{found}; the index is not safe on a remote file system"),
+            format!("{elsewhere}, to a directory on a local disk"),
+        );
     }
     match free {
         ..STORE_BYTES_MIN => bad(WHAT, found, format!("make room, or {elsewhere}")),

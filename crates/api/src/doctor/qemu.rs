@@ -42,7 +42,11 @@ fn release(program: &str, said: &str) -> Finding {
     match version(first) {
         Some(found) if found < VERSION_MIN => bad(PROGRAM, format!("{first} ({program}), needed is 7.2"), INSTALL),
         Some((major, _)) if major <= VERSION_MAX_MAJOR => good(PROGRAM, format!("{first} ({program})")),
-        Some(_) => limited(PROGRAM, format!("{first} ({program}): newer than any that was tried"), "take a QEMU from 7.2 to 10.x if this one misbehaves"),
+        Some(_) => limited(
+            PROGRAM,
+            format!("{first} ({program}): newer than any that was tried"),
+            "take a QEMU from 7.2 to 10.x if this one misbehaves",
+        ),
         None => bad(PROGRAM, format!("{program} does not say a version: \"{first}\""), INSTALL),
     }
 }
@@ -50,7 +54,11 @@ fn release(program: &str, said: &str) -> Finding {
 fn disks(program: &str) -> Finding {
     match run(program, &["-machine", "none", "-device", "help"], "") {
         Ok(said) if String::from_utf8_lossy(&said.stdout).contains("\"vhost-user-blk-pci\"") => good(DISKS, "vhost-user-blk-pci is there"),
-        Ok(_) => bad(DISKS, format!("{program} has no device vhost-user-blk-pci"), "take a QEMU built with --enable-vhost-user, as distributions build it"),
+        Ok(_) => bad(
+            DISKS,
+            format!("{program} has no device vhost-user-blk-pci"),
+            "take a QEMU built with --enable-vhost-user, as distributions build it",
+        ),
         Err(error) => bad(DISKS, format!("`{program} -device help`: {error}"), INSTALL),
     }
 }

@@ -62,7 +62,10 @@ mod tests {
     #[test]
     fn what_it_says() {
         let taken = checkpoint(5, Some(3), "main");
-        assert_eq!(text(&taken, false, &Style::default()), "050505050505  paused 4.21 ms, 3,411 pages written, 12.3 MiB stored, at 10.000s");
+        assert_eq!(
+            text(&taken, false, &Style::default()),
+            "050505050505  paused 4.21 ms, 3,411 pages written, 12.3 MiB stored, at 10.000s"
+        );
         assert_eq!(text(&taken, true, &Style::default()), "05".repeat(32));
     }
 }

@@ -61,7 +61,8 @@ impl Console {
         let (run, machine) = pick::machine(&experiment, wanted)?;
         let name = format!("{}:{}", run.name, machine.name);
         if self.log {
-            let log = fs::read(&machine.console_log).map_err(|error| Problem::new(format!("cannot read {}: {error}", machine.console_log.display())))?;
+            let log = fs::read(&machine.console_log)
+                .map_err(|error| Problem::new(format!("cannot read {}: {error}", machine.console_log.display())))?;
             match context.out.is_json() {
                 true => context.out.answer(&json!({"machine": name, "log": String::from_utf8_lossy(&log)}), |_| String::new())?,
                 false => context.out.print(&log)?,

@@ -102,14 +102,18 @@ mod tests {
             only_b: 400,
             stretches: vec![(4096, 512), (0, 16), (77, 2), (99, 1)],
         };
-        let devices = PartDifference { of: "devices".into(), pages_differing: 1, pages: 1, only_a: 0, only_b: 0, stretches: vec![], ..ram.clone() };
+        let devices =
+            PartDifference { of: "devices".into(), pages_differing: 1, pages: 1, only_a: 0, only_b: 0, stretches: vec![], ..ram.clone() };
         let mut difference = Difference { a: id(2), b: id(5), time_virtual_ns: 6_000_000_000, parts: vec![ram, devices] };
-        assert_eq!(text(&difference, &Style::default()), "\
+        assert_eq!(
+            text(&difference, &Style::default()),
+            "\
 020202020202 -> 050505050505, 6.000s later
 PART  OF       DIFFERENT    SHARE  ONLY A  ONLY B  LONGEST STRETCHES
 m1    ram          3,411    1.3 %      12     400  4096+512 0+16 77+2 ...
 m1    devices          1  100.0 %       0       0
-");
+"
+        );
         difference.parts.clear();
         difference.time_virtual_ns = -1_000_000;
         assert_eq!(text(&difference, &Style::default()), "020202020202 -> 050505050505, 0.001s earlier\nno difference\n");

@@ -1,10 +1,7 @@
 //! `fermata down`: ends runs and experiments.
 
 use super::{Context, Result};
-use crate::{
-    out::Failure,
-    pick, progress, text,
-};
+use crate::{out::Failure, pick, progress, text};
 use clap::Args;
 use fermata_api::{
     Service, local, paths,
@@ -39,7 +36,8 @@ impl Down {
         let out = &context.out;
         if self.all {
             let experiments = local::experiments(context.global.store.as_deref())?;
-            let ended: Vec<_> = experiments.iter().map(|experiment| end(context, experiment, None)).collect::<std::result::Result<_, _>>()?;
+            let ended: Vec<_> =
+                experiments.iter().map(|experiment| end(context, experiment, None)).collect::<std::result::Result<_, _>>()?;
             out.answer(&ended, |_| ended.iter().map(|ended| text(ended, out.quiet)).collect())?;
         } else {
             let ended = end(context, &meant(context)?, self.run)?;
@@ -60,7 +58,9 @@ fn end(context: &Context, experiment: &Experiment, run: Option<String>) -> std::
     let name = &experiment.name;
     if experiment.state == ExperimentState::Dead {
         if let Some(run) = run {
-            return Err(Problem::new(format!("{name} is dead, and run {run} with it; `fermata down -e {name}` clears away what is left")).into());
+            return Err(
+                Problem::new(format!("{name} is dead, and run {run} with it; `fermata down -e {name}` clears away what is left")).into()
+            );
         }
         return Ok(local::bury(name)?);
     }

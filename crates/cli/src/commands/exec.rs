@@ -68,7 +68,9 @@ fn input() -> std::result::Result<Vec<u8>, Failure> {
     let read = io::stdin().take(EXEC_INPUT_BYTES_MAX as u64 + 1).read_to_end(&mut input);
     read.map_err(|error| Problem::new(format!("cannot read standard input: {error}")))?;
     if input.len() > EXEC_INPUT_BYTES_MAX {
-        return Err(Problem::new("standard input is longer than 8 MiB, which is all that the guest agent takes; put it on a disk instead").into());
+        return Err(
+            Problem::new("standard input is longer than 8 MiB, which is all that the guest agent takes; put it on a disk instead").into()
+        );
     }
     Ok(input)
 }

@@ -46,7 +46,8 @@ impl Goto {
             let keeper = local::client(&stored.experiment)?;
             progress::during(&context.out, "going there", || keeper.activity(), || keeper.goto(request))?
         } else if let Some(run) = &request.run {
-            let message = format!("{} has no run \"{run}\": nobody keeps it. Without --run it is brought back as a new run", stored.experiment);
+            let message =
+                format!("{} has no run \"{run}\": nobody keeps it. Without --run it is brought back as a new run", stored.experiment);
             return Err(Problem::new(message).into());
         } else {
             let meter = Meter::new(&context.out, "starting a keeper");
@@ -88,7 +89,10 @@ mod tests {
             time_virtual_ns: 4_000_000_000,
             branch: "main.1".into(),
         };
-        assert_eq!(text(&resumed, "is at", false, &Style::default()), "main is at 020202020202, 4.000s, on branch main.1; resumed in 21.4 ms");
+        assert_eq!(
+            text(&resumed, "is at", false, &Style::default()),
+            "main is at 020202020202, 4.000s, on branch main.1; resumed in 21.4 ms"
+        );
         resumed.warm = false;
         assert!(text(&resumed, "is at", false, &Style::default()).ends_with("(no spare process stood ready)"));
         assert_eq!(text(&resumed, "is at", true, &Style::default()), "main");

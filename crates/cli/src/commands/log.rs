@@ -43,7 +43,8 @@ impl Log {
         let stored = pick::stored(context)?;
         let history = History::new(local::log(&stored.store, Some(&stored.experiment))?);
         if history.checkpoints.is_empty() && !stored.lives {
-            let message = format!("the store {} has no checkpoint of {}; `fermata ls` shows what runs", stored.store.display(), stored.experiment);
+            let message =
+                format!("the store {} has no checkpoint of {}; `fermata ls` shows what runs", stored.store.display(), stored.experiment);
             return Err(Problem::new(message).into());
         }
         let shown = history.select(self.branch.as_deref(), self.graph, self.number)?;
@@ -63,7 +64,8 @@ struct History {
 
 impl History {
     fn new(checkpoints: Vec<Checkpoint>) -> Self {
-        let places: HashMap<CheckpointId, usize> = checkpoints.iter().enumerate().map(|(place, checkpoint)| (checkpoint.id, place)).collect();
+        let places: HashMap<CheckpointId, usize> =
+            checkpoints.iter().enumerate().map(|(place, checkpoint)| (checkpoint.id, place)).collect();
         let parents = checkpoints.iter().map(|checkpoint| places.get(checkpoint.parent.as_ref()?).copied()).collect();
         Self { checkpoints, parents }
     }
@@ -147,39 +149,57 @@ mod tests {
     fn check(branch: Option<&str>, graph: bool, number: Option<usize>, width: Option<usize>, expected: &str) {
         let history = History::new(history());
         let shown = history.select(branch, graph, number).unwrap();
-        assert_eq!(history.text(&shown, graph, &Style { color: false, width }), expected);
+        assert_eq!(history.text(&shown, graph, &Style { color: false, width }), expected.trim_start_matches('\n'));
     }
 
     #[test]
     fn the_newest_first() {
-        check(None, false, None, None, "\
+        check(
+            None,
+            false,
+            None,
+            None,
+            "\
 050505050505  10.000s  4.21 ms  12.3 MiB  3,411  main
 040404040404   8.000s  4.21 ms  12.3 MiB  3,411  what-if
 030303030303   6.000s  4.21 ms  12.3 MiB  3,411
 020202020202   4.000s  4.21 ms  12.3 MiB  3,411  #known-good  before the upgrade
 010101010101   2.000s  4.21 ms  12.3 MiB  3,411
-");
+",
+        );
     }
 
     #[test]
     fn as_a_tree_on_a_terminal() {
-        check(None, true, None, Some(72), "\
-     ID               TIME    PAUSE    STORED  WRITTEN  AT      MESSAGE
+        check(
+            None,
+            true,
+            None,
+            Some(72),
+            "
+     ID               TIME    PAUSE    STORED  WRITTEN  AT        MESSAGE
 *    050505050505  10.000s  4.21 ms  12.3 MiB    3,411  main
 *    030303030303   6.000s  4.21 ms  12.3 MiB    3,411
 | *  040404040404   8.000s  4.21 ms  12.3 MiB    3,411  what-if
 |/
-*    020202020202   4.000s  4.21 ms  12.3 MiB    3,411  #known…  before…
+*    020202020202   4.000s  4.21 ms  12.3 MiB    3,411  #known-…  before …
 *    010101010101   2.000s  4.21 ms  12.3 MiB    3,411
-");
+",
+        );
     }
 
     #[test]
     fn one_branch_and_so_many() {
-        check(Some("what-if"), false, Some(2), None, "\
+        check(
+            Some("what-if"),
+            false,
+            Some(2),
+            None,
+            "\
 040404040404  8.000s  4.21 ms  12.3 MiB  3,411  what-if
 020202020202  4.000s  4.21 ms  12.3 MiB  3,411  #known-good  before the upgrade
-");
+",
+        );
         let problem = History::new(history()).select(Some("none"), false, None).unwrap_err();
         assert_eq!(problem.message, "there is no branch \"none\"; there is main, what-if");
     }

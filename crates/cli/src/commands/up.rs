@@ -148,15 +148,18 @@ impl Up {
         match &self.what {
             Some(path) if is_spec(path) => {
                 if let Some(option) = self.machine.first() {
-                    return Err(Failure::Misuse(format!("{option} is for a machine without a specification; write it into {}", path.display())));
+                    return Err(Failure::Misuse(format!(
+                        "{option} is for a machine without a specification; write it into {}",
+                        path.display()
+                    )));
                 }
                 let file = SpecFile::read(path)?;
                 file.check_files()?;
                 rename(file.into_spec(), self.name)
             }
-            None if self.machine.kernel.is_none() && self.machine.disk.is_empty() => {
-                Err(Failure::Misuse("what shall run? Name a specification (machine.yaml), an image (debian.qcow2), a --kernel or a --disk".to_owned()))
-            }
+            None if self.machine.kernel.is_none() && self.machine.disk.is_empty() => Err(Failure::Misuse(
+                "what shall run? Name a specification (machine.yaml), an image (debian.qcow2), a --kernel or a --disk".to_owned(),
+            )),
             image => {
                 let spec = Spec::single(image.as_deref(), self.machine.into_options(self.name))?;
                 spec.check_files()?;
@@ -203,11 +206,13 @@ fn text(experiment: &Experiment, quiet: bool, style: &Style) -> String {
     lines + &format!("{clock}, store {}\n", experiment.store.display())
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{args::Cli, commands::{Command, samples::experiment}};
+    use crate::{
+        args::Cli,
+        commands::{Command, samples::experiment},
+    };
     use clap::Parser;
 
     fn parse(line: &str) -> Up {

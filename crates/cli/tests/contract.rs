@@ -1,0 +1,164 @@
+//! The contract of the command line, on the real program: exit status, streams, JSON. No experiment runs here.
+
+use std::{
+    io::{Read, Write},
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+struct Place {
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self { directory: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fermata"));
+        command
+            .args(arguments)
+            .current_dir(self.path())
+            .env("FERMATA_RUN_DIR", self.path().join("run"))
+            .env("FERMATA_STORE", self.path().join("store"));
+        command.env_remove("FERMATA_EXPERIMENT").env_remove("FERMATA_QEMU").stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// Status and both streams of a call that fails.
+    #[track_caller]
+    fn fails(&self, arguments: &[&str], status: i32, message: &str) {
+        let text = self.run(arguments);
+        let said = String::from_utf8_lossy(&text.stderr).into_owned();
+        assert_eq!(text.status.code(), Some(status), "{arguments:?}: {said}");
+        assert!(said.contains(message), "{arguments:?} said {said:?}");
+        assert!(text.stdout.is_empty(), "{arguments:?}");
+        let json = self.run(&[&["--json"], arguments].concat());
+        assert_eq!(json.status.code(), Some(status), "{arguments:?}");
+        let value: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+        assert!(value["error"]["message"].as_str().is_some_and(|message| !message.is_empty()), "{value}");
+    }
+}
+
+#[test]
+fn every_command_has_help_with_examples() {
+    let place = Place::new();
+    let help = String::from_utf8(place.run(&["--help"]).stdout).unwrap();
+    let commands = [
+        "up",
+        "exec",
+        "console",
+        "checkpoint",
+        "log",
+        "show",
+        "diff",
+        "goto",
+        "fork",
+        "tag",
+        "ls",
+        "down",
+        "schema",
+        "doctor",
+        "completions",
+    ];
+    for command in commands {
+        assert!(help.contains(&format!("\n  {command} ")), "{command} is not listed");
+        let output = place.run(&[command, "--help"]);
+        assert_eq!(output.status.code(), Some(0));
+        assert!(String::from_utf8_lossy(&output.stdout).contains("Example"), "{command}");
+    }
+    assert!(!help.contains("keeper --"), "not for people");
+    assert_eq!(place.run(&["--version"]).status.code(), Some(0));
+}
+
+#[test]
+fn misuse_is_two() {
+    let place = Place::new();
+    place.fails(&[], 2, "Usage");
+    place.fails(&["nonsense"], 2, "nonsense");
+    place.fails(&["goto"], 2, "ID");
+    place.fails(&["exec", "m1"], 2, "COMMAND");
+    place.fails(&["tag", "main"], 2, "NAME");
+    place.fails(&["up"], 2, "what shall run?");
+    place.fails(&["up", "x.qcow2", "--memory", "lots"], 2, "512M");
+    place.fails(&["up", "x.qcow2", "--every", "soon"], 2, "soon");
+}
+
+#[test]
+fn a_wrong_specification_is_shown_at_its_place() {
+    let place = Place::new();
+    std::fs::write(place.path().join("machine.yaml"), "name: one\nnodes:\n  m1:\n    disks: [{size: 4M}]\n    memroy: 1G\n").unwrap();
+    place.fails(&["up", "machine.yaml"], 2, "machine.yaml:5:5");
+    std::fs::write(place.path().join("machine.yaml"), "name: one\nnodes: {m1: {image: none.qcow2}}\n").unwrap();
+    place.fails(&["up", "machine.yaml"], 1, "none.qcow2");
+    place.fails(&["up", "absent.yaml"], 1, "absent.yaml");
+    place.fails(&["up", "absent.qcow2"], 1, "absent.qcow2");
+}
+
+#[test]
+fn without_an_experiment_it_says_how_to_get_one() {
+    let place = Place::new();
+    for arguments in [&["checkpoint"][..], &["fork"], &["console"], &["down"]] {
+        place.fails(arguments, 1, "fermata up");
+    }
+    place.fails(&["exec", "m1", "--", "true"], 255, "fermata up");
+    for arguments in [&["log"][..], &["show", "main"], &["diff", "a", "b"], &["tag"], &["goto", "main"]] {
+        place.fails(arguments, 1, "store");
+    }
+    assert!(!place.path().join("store").exists(), "looking at a store that is not there must not make one");
+    let ls = place.run(&["ls", "--json"]);
+    assert_eq!((ls.status.code(), ls.stdout.as_slice()), (Some(0), b"[]\n".as_slice()));
+}
+
+#[test]
+fn schema_and_completions() {
+    let place = Place::new();
+    let schema: serde_json::Value = serde_json::from_slice(&place.run(&["schema"]).stdout).unwrap();
+    assert!(schema["properties"]["nodes"].is_object());
+    let again: serde_json::Value = serde_json::from_slice(&place.run(&["schema", "--json"]).stdout).unwrap();
+    assert_eq!(schema, again);
+    assert!(String::from_utf8_lossy(&place.run(&["completions", "bash"]).stdout).contains("complete"));
+}
+
+#[test]
+fn the_doctor_examines() {
+    let place = Place::new();
+    let output = place.run(&["doctor", "--json"]);
+    let findings: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let bad = findings.iter().any(|finding| finding["verdict"] == "bad");
+    assert_eq!(output.status.code(), Some(i32::from(bad)));
+    // The run directory of this test is not on a tmpfs, or is on one: told either way.
+    assert!(findings.iter().any(|finding| finding["what"] == "run directory"));
+    let text = place.command(&["doctor"]).env("FERMATA_QEMU", "/nonexistent/qemu").output().unwrap();
+    assert_eq!(text.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&text.stdout).contains("FERMATA_QEMU"));
+    assert!(!text.stdout.contains(&0x1b), "no colours where there is no terminal");
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_ends_it_silently() {
+    let place = Place::new();
+    let mut child = place.command(&["completions", "bash"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!((child.wait().unwrap().code(), said.as_str()), (Some(141), ""));
+}
+
+#[test]
+fn a_full_disk_is_not_success() {
+    let Ok(mut full) = std::fs::OpenOptions::new().write(true).open("/dev/full") else { return };
+    assert!(full.write_all(b"x").is_err());
+    let place = Place::new();
+    let output = place.command(&["schema"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+}
