@@ -165,9 +165,11 @@ pub fn keep(run_dir: &Path) -> Result<(), Problem> {
 }
 
 fn live(run_dir: &Path, born: &mut dyn FnMut(Birth)) -> Result<(), Problem> {
+    // It fails when somebody listens already, who then hears us too.
+    let _ = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).try_init();
     let (over, ended) = mpsc::channel();
     let result = begin(run_dir, over.clone());
-    let (_lock, keeper, mut server) = match result {
+    let (_lock, keeper, server) = match result {
         Ok((lock, keeper, server, birth)) => {
             born(birth);
             (lock, keeper, server)

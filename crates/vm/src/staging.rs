@@ -40,8 +40,4 @@ impl Staging {
     pub fn iter(&self) -> impl Iterator<Item = (PageNumber, &PageBuf)> {
         self.slots.iter().map(|(page, at)| (*page, self.bytes[*at..at + PAGE_SIZE].try_into().expect("a slot is a page")))
     }
-
-    pub fn pages(&self) -> PageSet {
-        self.slots.keys().copied().collect()
-    }
 }

@@ -75,7 +75,7 @@ pub(super) fn store(path: &Path) -> Finding {
     }
     match free {
         ..STORE_BYTES_MIN => bad(WHAT, found, format!("make room, or {elsewhere}")),
-        ..STORE_BYTES_LOW => limited(WHAT, found, format!("make room, or {elsewhere}")),
+        STORE_BYTES_MIN..STORE_BYTES_LOW => limited(WHAT, found, format!("make room, or {elsewhere}")),
         _ => good(WHAT, found),
     }
 }

@@ -12,7 +12,10 @@ use fermata_api::{
     spec::{Accel, ByteSize, Disk, Interval, SingleOptions, Spec, SpecFile},
     values::Experiment,
 };
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// Boot an experiment and keep it
 ///
@@ -200,10 +203,15 @@ fn text(experiment: &Experiment, quiet: bool, style: &Style) -> String {
         }
     }
     let clock = match experiment.every_ms {
-        Some(every) => format!("a checkpoint every {}", text::ms(every as f64)),
+        Some(every) => format!("a checkpoint every {}", interval(every)),
         None => "checkpoints on request: `fermata checkpoint`".to_owned(),
     };
     lines + &format!("{clock}, store {}\n", experiment.store.display())
+}
+
+/// As it would be written in a specification.
+fn interval(ms: u64) -> String {
+    Interval::new(Duration::from_millis(ms)).map_or_else(|_| text::ms(ms as f64), |interval| interval.to_string())
 }
 
 #[cfg(test)]
@@ -260,6 +268,6 @@ mod tests {
     #[test]
     fn what_it_says() {
         let said = text(&experiment("tryout"), false, &Style::default());
-        assert_eq!(said, "tryout runs: m1 (1.0 GiB RAM, 2 CPUs, tcg)\na checkpoint every 2.00 s, store /store\n");
+        assert_eq!(said, "tryout runs: m1 (1.0 GiB RAM, 2 CPUs, tcg)\na checkpoint every 2s, store /store\n");
     }
 }
