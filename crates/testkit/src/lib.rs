@@ -2,13 +2,16 @@
 //!
 //! - [`guests`]: the guests that `guests/build` made
 //! - [`bench`](mod@bench): an experiment in a scratch store, driven from inside the process
+//! - [`cli`]: the real program in a scratch store, as a user drives it
 //! - [`oracle`]: all of a machine at one instant, copied the plain way
 //!
 //! The system tests are in `tests/`, behind the feature `system`.
 
 pub mod bench;
+pub mod cli;
 pub mod guests;
 pub mod oracle;
 
 pub use bench::Bench;
+pub use cli::Cli;
 pub use oracle::Snapshot;

@@ -1,49 +1,64 @@
-//! All of a machine at one instant, copied the plain way: the RAM file as a whole, every block of every disk, the device state as QEMU writes it.
+//! All of a machine at one instant, looked at the plain way: the RAM file as a whole, every block of every disk, the device state as QEMU writes it.
 
 use fermata_experiment::Body;
-use fermata_types::PAGE_SIZE;
+use fermata_types::{PAGE_SIZE, PageName};
 
-/// A machine that stands still, copied.
+/// Bytes read at a time.
+const CHUNK: usize = 4 << 20;
+
+/// A machine that stands still, page by page, by the hash of each.
 pub struct Snapshot {
     /// All of RAM.
-    pub ram: Vec<u8>,
+    pub ram: Vec<PageName>,
     /// All of each disk.
-    pub disks: Vec<Vec<u8>>,
+    pub disks: Vec<Vec<PageName>>,
     /// The device state.
     pub devices: Vec<u8>,
 }
 
 impl Snapshot {
-    /// Copies a machine that stands still and has all its pages.
+    /// Looks at a machine that stands still and has all its pages.
     pub fn of(body: &Body) -> Self {
-        let ram_file = body.machine().ram();
-        let mut ram = vec![0; ram_file.bytes() as usize];
-        ram_file.read_at(0, &mut ram).expect("RAM can be read");
-        let disk = |disk: &std::sync::Arc<fermata_disk::Disk>| {
-            let mut content = vec![0; disk.size() as usize];
-            disk.read_at(0, &mut content).expect("the disk can be read");
-            content
-        };
-        Self { ram, disks: body.disks().map(disk).collect(), devices: body.machine().device_state().expect("QEMU writes the device state") }
+        let ram = body.machine().ram();
+        let disk = |disk: &std::sync::Arc<fermata_disk::Disk>| hashes(disk.size(), |at, into| disk.read_at(at, into).expect("the disk can be read"));
+        Self {
+            ram: hashes(ram.bytes(), |at, into| ram.read_at(at, into).expect("RAM can be read")),
+            disks: body.disks().map(disk).collect(),
+            devices: body.machine().device_state().expect("QEMU writes the device state"),
+        }
     }
 
     /// Where two machines differ, in words; empty when they are identical.
     pub fn differences(&self, other: &Self) -> Vec<String> {
+        let pages = [("RAM".to_owned(), &self.ram, &other.ram)];
+        let disks = self.disks.iter().zip(&other.disks).enumerate().map(|(index, (a, b))| (format!("disk {index}"), a, b));
         let mut found = Vec::new();
-        let mut compare = |what: String, a: &[u8], b: &[u8]| {
-            if a.len() != b.len() {
-                found.push(format!("{what}: {} bytes against {}", a.len(), b.len()));
+        for (what, a, b) in pages.into_iter().chain(disks) {
+            let differing = differing(a, b);
+            if !differing.is_empty() {
+                found.push(format!("{what}: {} pages differ, the first are {:?}", differing.len(), &differing[..differing.len().min(8)]));
             }
-            let pages: Vec<_> = a.chunks(PAGE_SIZE).zip(b.chunks(PAGE_SIZE)).enumerate().filter(|(_, (a, b))| a != b).map(|(page, _)| page).collect();
-            if !pages.is_empty() {
-                found.push(format!("{what}: {} pages differ, the first are {:?}", pages.len(), &pages[..pages.len().min(8)]));
-            }
-        };
-        compare("RAM".to_owned(), &self.ram, &other.ram);
-        for (index, (a, b)) in self.disks.iter().zip(&other.disks).enumerate() {
-            compare(format!("disk {index}"), a, b);
         }
-        compare("devices".to_owned(), &self.devices, &other.devices);
+        if self.devices != other.devices {
+            let at = self.devices.iter().zip(&other.devices).position(|(a, b)| a != b);
+            found.push(format!("devices: {} bytes against {}, the first that differs is {at:?}", self.devices.len(), other.devices.len()));
+        }
         found
     }
+}
+
+/// The pages in which two memories differ; all those that only one has, too.
+pub fn differing(a: &[PageName], b: &[PageName]) -> Vec<usize> {
+    (0..a.len().max(b.len())).filter(|page| a.get(*page) != b.get(*page)).collect()
+}
+
+fn hashes(bytes: u64, mut read: impl FnMut(u64, &mut [u8])) -> Vec<PageName> {
+    let mut chunk = vec![0; CHUNK];
+    let mut hashes = Vec::new();
+    for at in (0..bytes).step_by(CHUNK) {
+        let part = &mut chunk[..(bytes - at).min(CHUNK as u64) as usize];
+        read(at, part);
+        hashes.extend(part.chunks(PAGE_SIZE).map(|page| PageName(*blake3::hash(page).as_bytes())));
+    }
+    hashes
 }

@@ -127,7 +127,9 @@ impl Agent {
             Err(ExecuteError::Qapi(refusal)) => Err(self.failed(&format!("the guest refused: {}", refusal.desc))),
             Err(ExecuteError::Io(error)) => {
                 state.connection = None;
-                Err(self.silent(&error.into()))
+                Err(self.failed(&format!(
+                    "the guest agent was lost while the command ran ({error}): the machine was taken to another checkpoint, was ended, or its agent was"
+                )))
             }
         }
     }

@@ -1,8 +1,12 @@
 //! What a machine is, and the QEMU command line that makes it.
 
+use fermata_linux::probe;
 use fermata_types::MachineId;
 use serde::{Deserialize, Serialize};
-use std::{ffi::OsString, path::{Path, PathBuf}};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 /// What executes the guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,10 +22,10 @@ impl Accel {
     /// KVM where the processor has it and we may use it, TCG otherwise. `/dev/kvm` alone proves nothing: it may be there on a host whose processor
     /// cannot run a stock kernel under it.
     pub fn auto() -> Self {
-        let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let virtualizes = flags.split_ascii_whitespace().any(|flag| flag == "vmx" || flag == "svm");
-        let usable = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
-        if virtualizes && usable { Self::Kvm } else { Self::Tcg }
+        match probe::virtualization() {
+            probe::Virtualization::Usable => Self::Kvm,
+            _ => Self::Tcg,
+        }
     }
 }
 

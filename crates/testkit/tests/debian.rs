@@ -1,0 +1,56 @@
+//! A whole Debian: it boots from its own disk through the BIOS, compiles, keeps a database, and all of it survives checkpoints and journeys.
+
+use fermata_experiment::{Journey, Run};
+use fermata_testkit::{Bench, Snapshot, guests};
+use std::time::Duration;
+
+const WAIT: Duration = Duration::from_secs(180);
+
+fn sh(run: &Run, script: &str) -> String {
+    let command = ["sh", "-c", script].map(str::to_owned);
+    let done = run.body().machine().agent().execute(&command, None, WAIT).unwrap_or_else(|error| panic!("{script}: {error}"));
+    assert_eq!(done.status, 0, "{script}: {}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    String::from_utf8_lossy(&done.stdout).trim().to_owned()
+}
+
+#[test]
+fn it_boots_from_its_own_disk_and_a_database_goes_back_in_time() {
+    let image = guests::file("debian12.qcow2");
+    let bench = Bench::new(&format!("name: bios\nnodes:\n  m1: {{image: {}, memory: 512M, cpus: 2}}\n", image.display()));
+    let run = bench.boot();
+    sh(&run, "systemctl start redis-server; redis-cli set instrument lute");
+    let (id, record) = run.checkpoint(None).expect("a checkpoint");
+    sh(&run, "redis-cli set instrument drum; redis-cli save; sync");
+    let back = bench.arrive("back", &id, &record, Journey { eager: false, paused: false, fresh_randomness: false });
+    assert_eq!(sh(&back, "redis-cli get instrument"), "lute");
+    assert_eq!(sh(&run, "redis-cli get instrument"), "drum");
+    // Both go on, and what they write lands on disks of their own.
+    sh(&back, "redis-cli set tune folia; redis-cli save; sync; echo 3 > /proc/sys/vm/drop_caches; test -s /var/lib/redis/dump.rdb");
+    assert_eq!(sh(&run, "redis-cli exists tune"), "0");
+}
+
+#[test]
+fn a_compilation_goes_on_across_checkpoints_and_its_result_is_the_same() {
+    let bench = Bench::new(&guests::debian("compiling", "debian12.raw", "    cpus: 2\n"));
+    let run = bench.boot();
+    sh(&run, "cd /src && (make -j2 >/root/make.log 2>&1; echo $? >/root/made) >/dev/null 2>&1 &");
+    let mut last = None;
+    for number in 0..6 {
+        std::thread::sleep(Duration::from_secs(2));
+        let mut original = None;
+        let checkpoint = run.checkpoint_observed(None, &mut |body| original = (number == 5).then(|| Snapshot::of(body))).expect("a checkpoint");
+        last = Some((checkpoint, original));
+    }
+    let ((id, record), original) = last.expect("there was one");
+    let original = original.expect("the last pause was seen");
+    let back = bench.arrive("back", &id, &record, Journey { eager: true, paused: true, fresh_randomness: false });
+    let differences = original.differences(&Snapshot::of(&back.body()));
+    assert!(differences.is_empty(), "{differences:?}");
+    // The machine that was never moved ends its run here; the one that came back finishes the work.
+    run.body().machine().kill();
+    back.body().machine().run().expect("it runs");
+    let wait = "for i in $(seq 300); do test -e /root/made && break; sleep 1; done; cat /root/made; tail -n 3 /root/make.log";
+    let log = sh(&back, wait);
+    assert!(log.starts_with('0'), "{log}");
+    assert_eq!(sh(&back, "echo 'print(6 * 7)' | /src/src/lua -"), "42");
+}

@@ -1,0 +1,46 @@
+//! The strongest proof of transparency there is: with one tick an instruction, a run that was checkpointed many times and restored on the way ends with the
+//! very same RAM, byte for byte, as one that was left alone.
+
+use fermata_experiment::{Journey, Run, Status};
+use fermata_testkit::{Bench, Snapshot, bench::await_console, guests, oracle::differing};
+use std::time::Duration;
+
+const END: Duration = Duration::from_secs(240);
+const CHECKPOINTS: usize = 50;
+
+fn closed() -> Bench {
+    Bench::new(&guests::tiny("closed", "fermata.run=det", "    deterministic: true\n"))
+}
+
+/// Waits until the guest has halted, its processor waiting for ever with interrupts off, and stops the machine.
+fn end(run: &Run) -> Snapshot {
+    let body = run.body();
+    await_console(&body, END, |text| text.contains("System halted").then_some(()));
+    // The message comes a few instructions before the halt.
+    std::thread::sleep(Duration::from_secs(1));
+    body.machine().stop().expect("it stops");
+    Snapshot::of(&body)
+}
+
+#[test]
+fn fifty_checkpoints_and_a_restore_leave_no_trace() {
+    let undisturbed = closed();
+    let reference = undisturbed.boot();
+    let bench = closed();
+    let run = bench.boot();
+    let mut middle = None;
+    for number in 0..CHECKPOINTS {
+        std::thread::sleep(Duration::from_millis(250));
+        assert_eq!(run.body().machine().status(), Status::Running, "the guest ended before checkpoint {number}: make it work longer");
+        let checkpoint = run.checkpoint(None).expect("a checkpoint");
+        if number == CHECKPOINTS / 2 {
+            middle = Some(checkpoint);
+        }
+    }
+    let (id, record) = middle.expect("there was a middle");
+    let restored = bench.arrive("restored", &id, &record, Journey { eager: false, paused: false, fresh_randomness: false });
+    let (reference, run, restored) = (end(&reference), end(&run), end(&restored));
+    // The devices' states tell which process it was; RAM is the guest's.
+    assert_eq!(differing(&reference.ram, &run.ram), Vec::<usize>::new(), "pages differ after {CHECKPOINTS} checkpoints");
+    assert_eq!(differing(&reference.ram, &restored.ram), Vec::<usize>::new(), "pages differ after a restore");
+}
