@@ -81,15 +81,23 @@ impl Service for Desk {
             None => (None, request.machine.as_str()),
         };
         let run = self.keeper.run(run.filter(|run| !run.is_empty())).map_err(problem)?;
-        let body = run.body();
-        let name = &body.machine().config().name;
-        if !machine.is_empty() && machine != name {
+        let mut body = run.body();
+        let name = body.machine().config().name.clone();
+        if !machine.is_empty() && machine != name.as_str() {
             return Err(Problem::new(format!("run {} has no machine \"{machine}\"; it has {name}", run.name())));
         }
         if body.machine().config().deterministic {
             return Err(Problem::new(format!("{name} is deterministic: nothing comes into it from outside, so it has no guest agent")));
         }
         let wait = Duration::from_millis(request.wait_ms);
+        // Who waits for a machine that is taken to another checkpoint meanwhile goes with it.
+        while let Err(error) = body.machine().agent().reach(wait) {
+            let now = run.body();
+            if Arc::ptr_eq(&now, &body) {
+                return Err(problem(error));
+            }
+            body = now;
+        }
         let done = body.machine().agent().execute(&request.command, request.input.as_deref(), wait).map_err(problem)?;
         Ok(Executed {
             machine: format!("{}:{name}", run.name()),

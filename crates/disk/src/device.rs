@@ -2,6 +2,8 @@
 //!
 //! A guest may put anything into its descriptors. A request that cannot be served ends with an I/O error in its status byte; a chain that is no request, or
 //! has no place for a status, is given back untouched. Nothing is read or written outside the guest's RAM and the disk.
+//!
+//! A write for which the host has no space is no I/O error, for that would cost the guest its file system: it stays in the ring until there is space.
 
 #![allow(unsafe_code, reason = "buffers are handed to system calls where they lie in guest memory")]
 
@@ -65,11 +67,13 @@ pub struct Counters {
 enum Failure {
     Io(String),
     Unsupported(u32),
+    /// The host has no space for it now.
+    NoSpace(String),
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::Io(error.to_string())
+        if error.is_no_space() { Self::NoSpace(error.to_string()) } else { Self::Io(error.to_string()) }
     }
 }
 
@@ -88,6 +92,8 @@ pub struct Device {
     given: Pieces,
     wanted: Pieces,
     answer: Vec<(u64, u32)>,
+    /// A request was put off because the host has no space.
+    starved: bool,
 }
 
 impl Device {
@@ -97,7 +103,7 @@ impl Device {
         for (byte, from) in bytes.iter_mut().zip(serial.bytes()) {
             *byte = from;
         }
-        Self { disk, serial: bytes, counters, given: Pieces::new(), wanted: Pieces::new(), answer: Vec::new() }
+        Self { disk, serial: bytes, counters, given: Pieces::new(), wanted: Pieces::new(), answer: Vec::new(), starved: false }
     }
 
     /// The virtio features of the device.
@@ -140,19 +146,30 @@ impl Device {
         config
     }
 
-    /// Serves one request. Returns how many bytes of the chain were written.
-    pub fn handle(&mut self, ram: &GuestRam, chain: DescriptorChain<&GuestRam>) -> u32 {
+    /// Serves one request. Returns how many bytes of the chain were written; none if there is no space for it now: it can be tried again as if nothing
+    /// had happened.
+    pub fn handle(&mut self, ram: &GuestRam, chain: DescriptorChain<&GuestRam>) -> Option<u32> {
         let Some(status_at) = self.gather(ram, chain) else {
             self.counters.malformed.fetch_add(1, Ordering::Relaxed);
             tracing::debug!("a chain of descriptors that is no request was ignored");
-            return 0;
+            return Some(0);
         };
-        let (status, filled) = match self.serve(ram) {
+        let result = self.serve(ram);
+        if let Err(Failure::NoSpace(error)) = &result {
+            if !std::mem::replace(&mut self.starved, true) {
+                tracing::warn!(error, "the disk of the store is full: writes of the guest wait until there is space");
+            }
+            return None;
+        }
+        if std::mem::take(&mut self.starved) {
+            tracing::info!("there is space again: writes of the guest go on");
+        }
+        let (status, filled) = match result {
             Ok(filled) => (VIRTIO_BLK_S_OK, filled),
             Err(failure) => {
                 self.counters.failed.fetch_add(1, Ordering::Relaxed);
                 match failure {
-                    Failure::Io(error) => {
+                    Failure::Io(error) | Failure::NoSpace(error) => {
                         tracing::warn!(error, "a disk request failed");
                         (VIRTIO_BLK_S_IOERR, 0)
                     }
@@ -164,8 +181,8 @@ impl Device {
             }
         };
         match ram.write_obj(status as u8, GuestAddress(status_at)) {
-            Ok(()) => filled + 1,
-            Err(_) => 0,
+            Ok(()) => Some(filled + 1),
+            Err(_) => Some(0),
         }
     }
 

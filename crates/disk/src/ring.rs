@@ -27,12 +27,14 @@ const NOTIFY_EVERY: usize = 8;
 pub const RING_SIZE_MAX: u16 = 1024;
 
 /// What the worker does next with a ring.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     /// Waits for the guest's kick.
     Wait,
     /// Comes back soon: there is more.
     Again,
+    /// Comes back later: the host has no space for the next request.
+    Later,
 }
 
 /// A virtqueue and its event descriptors.
@@ -173,7 +175,12 @@ impl Ring {
             let mut untold = 0;
             while let Some(chain) = self.queue.iter(ram)?.next() {
                 let head = chain.head_index();
-                let written = device.handle(ram, chain);
+                let Some(written) = device.handle(ram, chain) else {
+                    // It goes back into the ring, where whoever stops the disk finds it not yet taken up. Those behind it wait too.
+                    self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(1));
+                    self.notify(ram)?;
+                    return Ok(Next::Later);
+                };
                 self.queue.add_used(ram, head, written)?;
                 served += 1;
                 untold += 1;

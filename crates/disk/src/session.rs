@@ -13,6 +13,7 @@ use crate::{
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     io::Errno,
+    time::Timespec,
 };
 use std::{
     fs::File,
@@ -21,6 +22,7 @@ use std::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 use vhost::{
     VhostUserMemoryRegionBase,
@@ -38,6 +40,8 @@ use vhost::{
 pub const RINGS_MAX: usize = 64;
 
 const LOG_ALL: u64 = 1 << 26;
+/// Between two attempts at a request for which the host has no space.
+const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 
 /// How many rings QEMU has started and not stopped: zero means that the guest's requests are all done and none will be taken up.
 #[derive(Debug, Clone, Default)]
@@ -122,10 +126,14 @@ impl Link {
     /// Serves the rings until the connection closes: the worker thread's work.
     pub fn work(&self) {
         let mut kicks: Vec<(usize, Arc<File>)> = Vec::new();
-        let mut busy = [false; RINGS_MAX];
+        let mut next = [Next::Wait; RINGS_MAX];
         while !self.closing.load(Ordering::Acquire) {
-            let any_busy = busy.contains(&true);
-            let (woken, kicked) = match wait(&self.wake, &kicks, any_busy) {
+            let time = match () {
+                () if next.contains(&Next::Again) => Some(Duration::ZERO),
+                () if next.contains(&Next::Later) => Some(BETWEEN_TRIES),
+                () => None,
+            };
+            let (woken, kicked) = match wait(&self.wake, &kicks, time) {
                 Ok(ready) => ready,
                 Err(error) => {
                     tracing::error!(%error, "the disk's worker cannot wait for requests and ends");
@@ -137,11 +145,11 @@ impl Link {
                 let state = self.lock();
                 kicks = state.rings.iter().enumerate().filter_map(|(i, ring)| Some((i, ring.kick()?))).collect();
                 // A ring that was just started may hold requests whose kick went to somebody else.
-                kicks.iter().for_each(|(i, _)| busy[*i] = true);
+                kicks.iter().for_each(|(i, _)| next[*i] = Next::Again);
             }
-            kicked.iter().for_each(|i| busy[*i] = true);
-            for (i, busy) in busy.iter_mut().enumerate().filter(|(_, busy)| **busy) {
-                *busy = self.serve(i) == Next::Again;
+            kicked.iter().for_each(|i| next[*i] = Next::Again);
+            for (i, next) in next.iter_mut().enumerate().filter(|(_, next)| **next != Next::Wait) {
+                *next = self.serve(i);
             }
         }
     }
@@ -155,13 +163,13 @@ impl Link {
     }
 }
 
-/// Waits for a wake-up or a kick; not at all if there is work left. Takes the kicks, and says whose they were.
-fn wait(wake: &File, kicks: &[(usize, Arc<File>)], no_wait: bool) -> io::Result<(bool, Vec<usize>)> {
+/// Waits for a wake-up or a kick, at most so long. Takes the kicks, and says whose they were.
+fn wait(wake: &File, kicks: &[(usize, Arc<File>)], time: Option<Duration>) -> io::Result<(bool, Vec<usize>)> {
     let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(kicks.len() + 1);
     polled.push(PollFd::new(wake, PollFlags::IN));
     polled.extend(kicks.iter().map(|(_, kick)| PollFd::new(&**kick, PollFlags::IN)));
-    let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-    match poll(&mut polled, no_wait.then_some(&now)) {
+    let time = time.map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() });
+    match poll(&mut polled, time.as_ref()) {
         Ok(_) => {}
         Err(Errno::INTR) => return Ok((false, Vec::new())),
         Err(error) => return Err(error.into()),

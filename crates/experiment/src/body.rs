@@ -1,7 +1,7 @@
 //! One QEMU process with the servers of its disks: what a run lives in, until a `goto` gives it another.
 
 use crate::{Error, Host, Result, plan::{Plan, details}};
-use fermata_disk::{DirtyPages, Disk, DiskOptions, DiskPart, MemoryWatch, Region, Server, ServerOptions};
+use fermata_disk::{DirtyPages, Disk, DiskOptions, DiskPart, Golden, MemoryWatch, Region, Server, ServerOptions};
 use fermata_linux::clock;
 use fermata_store::{Progress, Record, Store};
 use fermata_types::{ImageId, MachineId, PageNumber, PageSet, Root};
@@ -20,7 +20,7 @@ pub struct Body {
     disks: Vec<ServedDisk>,
     /// Pages of guest memory that the disks' servers write.
     dirty: Arc<DirtyPages>,
-    images: Vec<ImageId>,
+    images: Vec<Arc<Golden>>,
     plan: Plan,
 }
 
@@ -72,7 +72,7 @@ impl Body {
         let mut images = Vec::new();
         for (index, disk) in plan.disks.iter().enumerate() {
             let golden = host.image(disk, progress)?;
-            images.extend(golden.as_ref().map(|golden| golden.id()));
+            images.extend(golden.clone());
             let options = DiskOptions {
                 golden,
                 size: disk.bytes,
@@ -115,8 +115,8 @@ impl Body {
     }
 
     /// Golden images that the disks stand on.
-    pub(crate) fn images(&self) -> &[ImageId] {
-        &self.images
+    pub(crate) fn images(&self) -> Vec<ImageId> {
+        self.images.iter().map(|image| image.id()).collect()
     }
 
     /// Puts a checkpoint into a spare body. The machine is left paused. Returns the parts, and who the machine is now.
@@ -142,7 +142,11 @@ impl Body {
 
     /// Disk blocks that a checkpoint took from a golden image would come from this one.
     fn check_images(&self, state: &Return<'_>) -> Result<()> {
-        if self.images == state.record.images {
+        // This body may have waited for long, and the images were looked at when it was made.
+        for image in &self.images {
+            image.check_unchanged()?;
+        }
+        if self.images() == state.record.images {
             return Ok(());
         }
         let names: Vec<_> = self.plan.disks.iter().filter_map(|disk| disk.image.as_ref()).map(|path| path.display().to_string()).collect();

@@ -10,6 +10,7 @@ use crate::{
 use fermata_linux::clock::{Stopwatch, wall_ns};
 use fermata_store::{Cost, Progress, Record};
 use fermata_types::{CheckpointId, MachineId, VirtualTime};
+use fermata_vm::Status;
 use std::{
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
@@ -118,6 +119,9 @@ impl Run {
             let state = self.state();
             (state.parts.clone(), state.standing.clone(), state.body.clone())
         };
+        if let Status::Gone(why) = body.machine().status() {
+            return Err(Error::Refused(format!("there is nothing to take a checkpoint of, for the machine is gone ({why}): `fermata goto ID` brings it back")));
+        }
         let tentative = coordinate::take(&mut parts.lock().expect("nobody panics with the lock"), writer, &mut || frozen(&body))?;
         let watch = Stopwatch::start();
         let (pause, steps) = (tentative.pause, tentative.steps.clone());
@@ -132,7 +136,7 @@ impl Run {
                 time_virtual_ns: 0,
                 spec: self.spec.clone(),
                 parts: states,
-                images: body.images().to_vec(),
+                images: body.images(),
                 cost: Cost {
                     pause_ns: nanoseconds(pause),
                     steps_ns: steps.into_iter().map(|(step, took)| (step, nanoseconds(took))).collect(),

@@ -1,7 +1,7 @@
 //! The keeper of one experiment on this host: its runs, the spare process that stands ready, the checkpoints by the clock.
 
 use crate::{Error, Result, spares::Spares};
-use fermata_experiment::{Arrival, Host, Journey, Run, Spec, fits, spare, travel};
+use fermata_experiment::{Arrival, Host, Journey, Run, Spec, Status, fits, spare, travel};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::{Progress, Record};
 use fermata_types::{CheckpointId, VirtualTime};
@@ -179,7 +179,7 @@ impl Keeper {
         let (id, record) = self.find(to)?;
         let branch = self.branch_from(&run.standing().branch, &id)?;
         let before = run.body();
-        let was_running = before.machine().status() == fermata_experiment::Status::Running;
+        let was_running = before.machine().status() == Status::Running;
         // Nobody will miss what it would still do; its processor is needed.
         let _ = before.machine().stop();
         let how = Journey { eager, paused, fresh_randomness: false };
@@ -242,7 +242,8 @@ impl Keeper {
 
     /// A body at the checkpoint: the spare one if it fits, else one that is started now.
     fn arrive(&self, id: &CheckpointId, record: &Record, branch: &str, how: Journey) -> Result<(Arrival, bool)> {
-        let ready = self.spares.take(|body| fits(body, id, record));
+        // A process that waits may die like any other.
+        let ready = self.spares.take(|body| fits(body, id, record) && !matches!(body.machine().status(), Status::Gone(_)));
         let warm = ready.is_some();
         let body = match ready {
             Some(body) => body,

@@ -3,13 +3,13 @@
 //! We are connected only while somebody wants something: whether the host is connected is part of the guest's state.
 
 use crate::{Error, Result};
-use fermata_linux::clock::Stopwatch;
+use fermata_linux::{Child, clock::Stopwatch};
 use qapi::{Command, ExecuteError, Qga, Stream, qga};
 use std::{
     io::{self, BufReader, BufWriter},
     os::unix::net::UnixStream,
     path::PathBuf,
-    sync::Mutex,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -39,6 +39,7 @@ type Connection = Qga<Stream<BufReader<UnixStream>, BufWriter<UnixStream>>>;
 pub struct Agent {
     machine: String,
     socket: PathBuf,
+    process: Arc<Child>,
     state: Mutex<State>,
 }
 
@@ -50,8 +51,8 @@ struct State {
 }
 
 impl Agent {
-    pub(crate) fn new(machine: String, socket: PathBuf) -> Self {
-        Self { machine, socket, state: Mutex::default() }
+    pub(crate) fn new(machine: String, socket: PathBuf, process: Arc<Child>) -> Self {
+        Self { machine, socket, process, state: Mutex::default() }
     }
 
     /// Runs a command in the guest and waits for its end. A guest whose agent does not answer yet is waited for.
@@ -77,8 +78,8 @@ impl Agent {
         }
     }
 
-    /// Waits until the agent answers.
-    fn reach(&self, wait: Duration) -> Result<()> {
+    /// Waits until the agent answers. Fails as soon as QEMU is gone.
+    pub fn reach(&self, wait: Duration) -> Result<()> {
         let waited = Stopwatch::start();
         loop {
             let mut state = self.state.lock().expect("nobody panics with the lock");
@@ -91,8 +92,11 @@ impl Agent {
                     state.connection = Some(connection);
                     return Ok(());
                 }
-                Err(error) if waited.elapsed() >= wait => return Err(self.silent(&error)),
-                Err(_) => {}
+                Err(error) => match self.process.ended() {
+                    Some(status) => return Err(self.failed(&format!("QEMU ended ({status}); `fermata goto ID` brings the machine back"))),
+                    None if waited.elapsed() >= wait => return Err(self.silent(&error)),
+                    None => {}
+                },
             }
             drop(state);
             std::thread::sleep(POLL_MAX);

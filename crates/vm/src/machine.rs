@@ -122,7 +122,7 @@ impl Machine {
         }
         userfault.register(memory.clone(), start == Start::Incoming).map_err(failed("watching", ram.path()))?;
         let tracker = ScanTracker::new(child.pid(), memory.clone(), userfault.clone())?;
-        let agent = Agent::new(name, place.agent_socket());
+        let agent = Agent::new(name, place.agent_socket(), child.clone());
         let tracker = Mutex::new(Box::new(tracker) as Box<dyn Tracker>);
         Ok(Self { config, id, place, child, monitor, ram: Arc::new(ram), memory, userfault, tracker, pager: OnceLock::new(), agent })
     }
