@@ -56,6 +56,12 @@ pub enum Error {
     /// A part failed in a checkpoint. All guests go on, and nothing was stored.
     #[error("the checkpoint failed and was dropped, the guests go on: {0}")]
     Checkpoint(#[from] PartFailure),
+    /// The run was taken elsewhere while a checkpoint of it was made.
+    #[error("run {run} was taken to another checkpoint before this one was finished; it was dropped")]
+    Left {
+        /// The run.
+        run: String,
+    },
     /// A machine failed.
     #[error(transparent)]
     Machine(#[from] fermata_vm::Error),

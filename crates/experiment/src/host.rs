@@ -15,7 +15,7 @@ use std::{
     },
 };
 
-/// A tenth of the tmpfs is left to others.
+/// This part of what is free on the tmpfs is left to others.
 const SPARE_ROOM_DIVISOR: u64 = 16;
 const MIB: u64 = 1 << 20;
 

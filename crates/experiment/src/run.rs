@@ -32,11 +32,13 @@ struct State {
     /// Locked apart from the rest, for as long as a checkpoint prepares and pauses: nobody who asks how the run is shall wait for that.
     parts: Arc<Mutex<Parts>>,
     standing: Standing,
+    /// The branch that a checkpoint under way will move.
+    moving: Option<String>,
 }
 
 impl State {
     fn new(body: Body, parts: Parts, standing: Standing) -> Self {
-        Self { body: Arc::new(body), parts: Arc::new(Mutex::new(parts)), standing }
+        Self { body: Arc::new(body), parts: Arc::new(Mutex::new(parts)), standing, moving: None }
     }
 }
 
@@ -114,19 +116,44 @@ impl Run {
     /// The same, for tests and diagnosis: `frozen` may look at the body while it stands still, and makes the pause longer by what it takes.
     pub fn checkpoint_observed(&self, message: Option<String>, frozen: &mut dyn FnMut(&Body)) -> Result<(CheckpointId, Record)> {
         let _one_at_a_time = self.checkpointing.lock().expect("nobody panics with the lock");
-        let writer = self.host.store().writer()?;
         let (parts, standing, body) = {
-            let state = self.state();
+            let mut state = self.state();
+            state.moving = Some(state.standing.branch.clone());
             (state.parts.clone(), state.standing.clone(), state.body.clone())
         };
+        let result = self.take_and_save(&parts, standing, &body, message, frozen);
+        let mut state = self.state();
+        state.moving = None;
+        let moved = !Arc::ptr_eq(&state.parts, &parts);
+        match result {
+            // What failed was a body that had been left; whatever it says is of no use to anybody.
+            Err(_) if moved => Err(Error::Left { run: self.name.clone() }),
+            Ok((id, record)) => {
+                if !moved {
+                    state.standing.head = Some(id);
+                }
+                Ok((id, record))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn take_and_save(
+        &self,
+        parts: &Mutex<Parts>,
+        standing: Standing,
+        body: &Body,
+        message: Option<String>,
+        frozen: &mut dyn FnMut(&Body),
+    ) -> Result<(CheckpointId, Record)> {
         if let Status::Gone(why) = body.machine().status() {
             return Err(Error::Refused(format!("there is nothing to take a checkpoint of, for the machine is gone ({why}): `fermata goto ID` brings it back")));
         }
-        let tentative = coordinate::take(&mut parts.lock().expect("nobody panics with the lock"), writer, &mut || frozen(&body))?;
+        let lock = || parts.lock().expect("nobody panics with the lock");
+        let tentative = coordinate::take(&mut lock(), self.host.store().writer()?, &mut || frozen(body))?;
         let watch = Stopwatch::start();
         let (pause, steps) = (tentative.pause, tentative.steps.clone());
         let result = tentative.save().map_err(Error::from).and_then(|mut done| {
-            let states: Vec<_> = done.saved.iter().map(|saved| saved.state.clone()).collect();
             let mut record = Record {
                 parent: standing.head,
                 experiment: self.experiment.clone(),
@@ -135,7 +162,7 @@ impl Run {
                 created_ns: wall_ns(),
                 time_virtual_ns: 0,
                 spec: self.spec.clone(),
-                parts: states,
+                parts: done.saved.iter().map(|saved| saved.state.clone()).collect(),
                 images: body.images(),
                 cost: Cost {
                     pause_ns: nanoseconds(pause),
@@ -149,22 +176,20 @@ impl Run {
             let id = done.writer.commit(&record)?;
             Ok((id, record, done.saved))
         });
-        let saved = result.as_ref().ok().map(|(_, _, saved)| saved.as_slice());
-        coordinate::settle(&mut parts.lock().expect("nobody panics with the lock"), saved);
-        let mut state = self.state();
-        // A run that was taken elsewhere meanwhile does not stand here.
-        if let Ok((id, ..)) = &result
-            && Arc::ptr_eq(&state.parts, &parts)
-        {
-            state.standing.head = Some(*id);
-        }
+        coordinate::settle(&mut lock(), result.as_ref().ok().map(|(_, _, saved)| saved.as_slice()));
         result.map(|(id, record, _)| (id, record))
     }
 
     /// Moves the run into a body that stands elsewhere. Returns the body that it left.
-    pub fn move_to(&self, arrival: Arrival) -> Arc<Body> {
-        let arrived = State::new(arrival.body, arrival.parts, arrival.standing);
-        std::mem::replace(&mut *self.state(), arrived).body
+    ///
+    /// `branch` names the branch that it will grow, given the one that a checkpoint under way is about to move: that checkpoint goes on, and belongs to the
+    /// line that the run leaves. While it is asked, no checkpoint of this run begins or ends.
+    pub fn move_to(&self, arrival: Arrival, branch: impl FnOnce(Option<&str>) -> String) -> Arc<Body> {
+        let mut state = self.state();
+        let mut arrived = State::new(arrival.body, arrival.parts, arrival.standing);
+        arrived.standing.branch = branch(state.moving.as_deref());
+        arrived.moving = state.moving.take();
+        std::mem::replace(&mut *state, arrived).body
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -90,7 +90,7 @@ impl Keeper {
 
     /// Boots the experiment's machines as its first run, and starts the clock.
     pub fn boot(self: &Arc<Self>) -> Result<()> {
-        let branch = self.free_branch(FIRST_RUN)?;
+        let branch = self.free_branch(FIRST_RUN, &[])?;
         let run = Run::boot(self.host.clone(), &self.spec, &branch, &mut |what, progress| self.report(what, progress))?;
         self.report("", Progress::default());
         self.add(run);
@@ -102,7 +102,7 @@ impl Keeper {
         let watch = Stopwatch::start();
         let record = self.record(&id)?;
         let how = Journey { eager, paused, fresh_randomness: false };
-        let branch = self.branch_from(&record.branch, &id)?;
+        let branch = self.branch_from(&record.branch, &id, &[])?;
         let (arrival, warm) = self.arrive(&id, &record, &branch, how)?;
         let time_virtual = arrival.time_virtual;
         let took = watch.elapsed();
@@ -177,13 +177,12 @@ impl Keeper {
         let watch = Stopwatch::start();
         let run = self.run(run)?;
         let (id, record) = self.find(to)?;
-        let branch = self.branch_from(&run.standing().branch, &id)?;
         let before = run.body();
         let was_running = before.machine().status() == Status::Running;
         // Nobody will miss what it would still do; its processor is needed.
         let _ = before.machine().stop();
         let how = Journey { eager, paused, fresh_randomness: false };
-        let (arrival, warm) = match self.arrive(&id, &record, &branch, how) {
+        let (arrival, warm) = match self.arrive(&id, &record, &record.branch, how) {
             Ok(arrived) => arrived,
             Err(error) => {
                 if was_running {
@@ -195,9 +194,15 @@ impl Keeper {
         let time_virtual = arrival.time_virtual;
         let took = watch.elapsed();
         drop(before);
-        self.spares.bury(run.move_to(arrival));
+        let growing = self.growing(Some(run.name()));
+        let left = run.move_to(arrival, |moving| {
+            let taken: Vec<_> = growing.into_iter().chain(moving.map(str::to_owned)).collect();
+            // Without an answer from the store the next checkpoint says what is wrong with it.
+            self.branch_from(&record.branch, &id, &taken).unwrap_or_else(|_| record.branch.clone())
+        });
+        self.spares.bury(left);
         self.spares.want_like(&run.body());
-        Ok(Resumed { run: run.name().to_owned(), branch, checkpoint: id, time_virtual, took, warm })
+        Ok(Resumed { run: run.name().to_owned(), branch: run.standing().branch, checkpoint: id, time_virtual, took, warm })
     }
 
     /// Starts another run from a checkpoint: of this id, or the newest one of a run.
@@ -254,36 +259,38 @@ impl Keeper {
         Ok((arrival?, warm))
     }
 
+    /// Branches that runs grow, but for one run's.
+    fn growing(&self, except: Option<&str>) -> Vec<String> {
+        self.runs().iter().filter(|run| Some(run.name()) != except).map(|run| run.standing().branch).collect()
+    }
+
     /// The branch that grows from a checkpoint: the one it is the head of, else a new one beside it. What was there is never overwritten.
-    fn branch_from(&self, current: &str, id: &CheckpointId) -> Result<String> {
+    fn branch_from(&self, of_checkpoint: &str, id: &CheckpointId, taken: &[String]) -> Result<String> {
         let branches = self.host.store().branches(&self.spec.name)?;
-        let growing: Vec<_> = self.runs().iter().map(|run| run.standing().branch).filter(|branch| branch != current).collect();
-        let head = branches.iter().find(|(name, head)| *head == id && !growing.contains(name)).map(|(name, _)| name.clone());
-        match head {
-            Some(head) => Ok(head),
-            None => self.free_branch(current.rsplit_once('.').filter(|(_, number)| number.parse::<u32>().is_ok()).map_or(current, |(stem, _)| stem)),
+        if let Some((head, _)) = branches.iter().find(|(name, head)| *head == id && !taken.contains(name)) {
+            return Ok(head.clone());
         }
+        let numbered = of_checkpoint.rsplit_once('.').filter(|(_, number)| number.parse::<u32>().is_ok());
+        self.free_branch(numbered.map_or(of_checkpoint, |(stem, _)| stem), taken)
     }
 
     /// `stem`, or `stem.2`, `stem.3`...: the first that no checkpoint and no run has.
-    fn free_branch(&self, stem: &str) -> Result<String> {
+    fn free_branch(&self, stem: &str, taken: &[String]) -> Result<String> {
         let branches = self.host.store().branches(&self.spec.name)?;
-        let growing: Vec<_> = self.runs().iter().map(|run| run.standing().branch).collect();
-        let taken = |name: &String| branches.contains_key(name) || growing.contains(name);
         let names = std::iter::once(stem.to_owned()).chain((2u64..).map(|number| format!("{stem}.{number}")));
-        Ok(names.into_iter().find(|name| !taken(name)).expect("numbers do not run out"))
+        Ok(names.into_iter().find(|name| !branches.contains_key(name) && !taken.contains(name)).expect("numbers do not run out"))
     }
 
     fn fork_name(&self, wanted: Option<String>) -> Result<String> {
         let Some(name) = wanted else {
             let number = self.naming.fetch_add(1, Ordering::Relaxed);
-            return self.free_branch(&format!("fork-{number}"));
+            return self.free_branch(&format!("fork-{number}"), &self.growing(None));
         };
         let valid = |character: char| character.is_ascii_alphanumeric() || "-_.".contains(character);
         if name.is_empty() || name.len() > 64 || !name.chars().all(valid) || name.starts_with('-') {
             return Err(Error::Refused(format!("\"{name}\" is no name for a run: use up to 64 letters, digits, - _ and .")));
         }
-        if self.free_branch(&name)? != name {
+        if self.free_branch(&name, &self.growing(None))? != name {
             return Err(Error::Refused(format!("there is a run or a branch \"{name}\" already: choose another name")));
         }
         Ok(name)
@@ -335,12 +342,15 @@ impl Keeper {
     fn tick(&self) {
         let mut trouble = None;
         for run in self.runs() {
-            if run.body().machine().status() != fermata_experiment::Status::Running {
+            if run.body().machine().status() != Status::Running {
                 continue;
             }
-            if let Err(error) = run.checkpoint(None) {
-                tracing::warn!("run {}: {error}", run.name());
-                trouble = Some(format!("run {}: {error}", run.name()));
+            match run.checkpoint(None) {
+                Ok(_) | Err(fermata_experiment::Error::Left { .. }) => {}
+                Err(error) => {
+                    tracing::warn!("run {}: {error}", run.name());
+                    trouble = Some(format!("run {}: {error}", run.name()));
+                }
             }
         }
         *self.trouble.lock().expect("nobody panics with the lock") = trouble;
