@@ -4,7 +4,7 @@ use crate::{
     service::{BODY_BYTES_MAX, EXEC_BODY_BYTES_MAX, Service},
     values::{
         Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, GotoRequest, Problem,
-        Resumed,
+        Resumed, Run, RunRequest,
     },
 };
 use reqwest::blocking::RequestBuilder;
@@ -138,6 +138,14 @@ impl Service for Client {
 
     fn fork(&self, request: ForkRequest) -> Result<Resumed, Problem> {
         self.post("fork", &request)
+    }
+
+    fn pause(&self, request: RunRequest) -> Result<Run, Problem> {
+        self.post("pause", &request)
+    }
+
+    fn resume(&self, request: RunRequest) -> Result<Run, Problem> {
+        self.post("resume", &request)
     }
 
     fn exec(&self, request: ExecRequest) -> Result<Executed, Problem> {

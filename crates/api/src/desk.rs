@@ -6,7 +6,7 @@ use crate::{
     service::Service,
     values::{
         Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ExperimentState, ForkRequest, GotoRequest,
-        Problem, Resumed,
+        Problem, Resumed, Run, RunRequest,
     },
 };
 use fermata_timeline::{Fork, Keeper, history};
@@ -73,6 +73,18 @@ impl Service for Desk {
         let resumed = self.keeper.fork(request.from.as_deref(), request.run.as_deref(), fork).map_err(problem)?;
         self.leave_note();
         Ok(convert::resumed(resumed))
+    }
+
+    fn pause(&self, request: RunRequest) -> Result<Run, Problem> {
+        let run = self.keeper.run(request.run.as_deref()).map_err(problem)?;
+        run.body().machine().stop().map_err(problem)?;
+        Ok(convert::run(&run, false))
+    }
+
+    fn resume(&self, request: RunRequest) -> Result<Run, Problem> {
+        let run = self.keeper.run(request.run.as_deref()).map_err(problem)?;
+        run.body().machine().run().map_err(problem)?;
+        Ok(convert::run(&run, false))
     }
 
     fn exec(&self, request: ExecRequest) -> Result<Executed, Problem> {

@@ -2,7 +2,7 @@
 
 use crate::{
     convert::{self, problem},
-    values::{Checkpoint, Difference, Problem, Tag},
+    values::{Checkpoint, Difference, Problem, Rebuilt, Tag},
 };
 use fermata_store::Store;
 use fermata_timeline::{Entry, history};
@@ -67,6 +67,16 @@ pub fn tags(store: &Path, experiment: Option<&str>) -> Result<Vec<Tag>, Problem>
     tags_in(&open(store)?, experiment)
 }
 
+/// Builds the store's index again from its packs. Nobody may have the store open.
+pub fn rebuild(store: &Path) -> Result<Rebuilt, Problem> {
+    if !store.exists() {
+        return Err(missing(store));
+    }
+    let rebuilt = Store::rebuild_index(store).map_err(problem)?;
+    let damaged = rebuilt.damaged.iter().map(|(path, error)| format!("{}: {error}", path.display())).collect();
+    Ok(Rebuilt { store: store.to_owned(), packs: rebuilt.packs, checkpoints: rebuilt.checkpoints, damaged })
+}
+
 fn tags_in(store: &Store, experiment: Option<&str>) -> Result<Vec<Tag>, Problem> {
     let tags_of = |entry: Entry| {
         let Entry { id, record, tags, .. } = entry;
@@ -83,7 +93,11 @@ fn find(store: &Store, experiment: Option<&str>, checkpoint: &str) -> Result<Ent
 /// Opens a store that is there. Looking at one that is not must not make one.
 fn open(path: &Path) -> Result<Store, Problem> {
     if !path.exists() {
-        return Err(Problem::new(format!("there is no store at {}: `fermata up` makes one, and --store or FERMATA_STORE names another", path.display())));
+        return Err(missing(path));
     }
     Store::open(path).map_err(problem)
+}
+
+fn missing(store: &Path) -> Problem {
+    Problem::new(format!("there is no store at {}: `fermata up` makes one, and --store or FERMATA_STORE names another", store.display()))
 }

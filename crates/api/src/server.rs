@@ -6,6 +6,7 @@
 //! | `POST /v1/checkpoint` | `CheckpointRequest` | `Checkpoint` |
 //! | `POST /v1/goto` | `GotoRequest` | `Resumed` |
 //! | `POST /v1/fork` | `ForkRequest` | `Resumed` |
+//! | `POST /v1/pause`, `/v1/resume` | `RunRequest` | `Run` |
 //! | `POST /v1/exec` | `ExecRequest` | `Executed` |
 //! | `POST /v1/down` | `DownRequest` | `Ended` |
 //! | `GET /v1/activity` | | `Activity` |
@@ -150,6 +151,8 @@ fn router(service: Shared) -> Router {
         .route("/v1/checkpoint", handler(|service, request| service.checkpoint(request)))
         .route("/v1/goto", handler(|service, request| service.goto(request)))
         .route("/v1/fork", handler(|service, request| service.fork(request)))
+        .route("/v1/pause", handler(|service, request| service.pause(request)))
+        .route("/v1/resume", handler(|service, request| service.resume(request)))
         .route("/v1/down", handler(|service, request| service.down(request)))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .route("/v1/exec", handler(|service, request| service.exec(request)).layer(DefaultBodyLimit::max(EXEC_BODY_BYTES_MAX)))

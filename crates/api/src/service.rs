@@ -2,7 +2,7 @@
 
 use crate::values::{
     Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, GotoRequest, Problem,
-    Resumed,
+    Resumed, Run, RunRequest,
 };
 
 /// Bytes that a command in a guest may be given on its standard input. As JSON they are up to four times as many.
@@ -26,6 +26,12 @@ pub trait Service: Send + Sync {
 
     /// Starts another run from a checkpoint.
     fn fork(&self, request: ForkRequest) -> Result<Resumed, Problem>;
+
+    /// Stops the machines of a run. Its guests see no time pass.
+    fn pause(&self, request: RunRequest) -> Result<Run, Problem>;
+
+    /// Lets the machines of a run go on.
+    fn resume(&self, request: RunRequest) -> Result<Run, Problem>;
 
     /// Runs a command in a guest and waits for its end. A command that fails is no [`Problem`].
     fn exec(&self, request: ExecRequest) -> Result<Executed, Problem>;

@@ -229,6 +229,26 @@ pub enum MachineState {
     Gone,
 }
 
+/// Stops the machines of a run, or lets them go on.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RunRequest {
+    /// Which run; needed only if there are several.
+    pub run: Option<String>,
+}
+
+/// A store's index that was built again.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Rebuilt {
+    /// The store.
+    pub store: PathBuf,
+    /// Packs found whole.
+    pub packs: u64,
+    /// Checkpoints found in them.
+    pub checkpoints: u64,
+    /// Packs that cannot be read, and why.
+    pub damaged: Vec<String>,
+}
+
 /// Ends a run, or all of an experiment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DownRequest {

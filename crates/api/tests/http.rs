@@ -75,6 +75,14 @@ impl Service for Pretender {
         Ok(resumed(request.name.clone(), request.name.unwrap_or_default()))
     }
 
+    fn pause(&self, request: RunRequest) -> Result<Run, Problem> {
+        Err(Problem::new(format!("no run {:?} to pause", request.run)))
+    }
+
+    fn resume(&self, request: RunRequest) -> Result<Run, Problem> {
+        Err(Problem::new(format!("no run {:?} to resume", request.run)))
+    }
+
     fn exec(&self, request: ExecRequest) -> Result<Executed, Problem> {
         self.busy.store(true, Ordering::SeqCst);
         std::thread::sleep(Duration::from_millis(request.wait_ms));

@@ -12,6 +12,9 @@ mod goto;
 mod keeper;
 mod log;
 mod ls;
+mod pause;
+mod rebuild;
+mod resume;
 #[cfg(test)]
 pub mod samples;
 mod schema;
@@ -52,9 +55,12 @@ pub enum Command {
     Diff(diff::Diff),
     Goto(goto::Goto),
     Fork(fork::Fork),
+    Pause(pause::Pause),
+    Resume(resume::Resume),
     Tag(tag::Tag),
     Ls(ls::Ls),
     Down(down::Down),
+    Rebuild(rebuild::Rebuild),
     Schema(schema::Schema),
     Doctor(doctor::Doctor),
     Completions(completions::Completions),
@@ -74,9 +80,12 @@ impl Command {
             Self::Diff(command) => command.run(context),
             Self::Goto(command) => command.run(context),
             Self::Fork(command) => command.run(context),
+            Self::Pause(command) => command.run(context),
+            Self::Resume(command) => command.run(context),
             Self::Tag(command) => command.run(context),
             Self::Ls(command) => command.run(context),
             Self::Down(command) => command.run(context),
+            Self::Rebuild(command) => command.run(context),
             Self::Schema(command) => command.run(context),
             Self::Doctor(command) => command.run(context),
             Self::Completions(command) => command.run(context),

@@ -37,7 +37,7 @@ pub enum Error {
         detail: String,
     },
     /// The index is gone while packs are there.
-    #[error("the index {path} is gone, but there are packs; build it again with Store::rebuild_index, all checkpoints are in the packs", path = path.display())]
+    #[error("the index {path} is gone, but there are packs; `fermata rebuild` builds it again, all checkpoints are in the packs", path = path.display())]
     IndexLost {
         /// The directory of the index.
         path: PathBuf,

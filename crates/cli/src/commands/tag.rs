@@ -12,7 +12,7 @@ use fermata_api::{local, values};
 
 /// Give a checkpoint a name, take one away, or list them
 ///
-/// A tag can be used wherever a checkpoint is asked for, and keeps its checkpoint from being thinned out.
+/// A tag can be used wherever a checkpoint is asked for.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

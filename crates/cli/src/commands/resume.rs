@@ -1,0 +1,28 @@
+//! `fermata resume`: lets the machines of a run go on.
+
+use super::{Context, Result};
+use crate::{pick, progress};
+use clap::Args;
+use fermata_api::{Service, values::RunRequest};
+
+/// Let the machines of a paused run go on
+///
+/// They go on as if no time had passed since `fermata pause`, or since the checkpoint that `fermata goto --paused` took them to.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  fermata resume
+  fermata resume what-if")]
+pub struct Resume {
+    /// The run; needed only if there are several and none is called main
+    run: Option<String>,
+}
+
+impl Resume {
+    pub fn run(self, context: &Context) -> Result {
+        let (_, keeper) = pick::keeper(context)?;
+        let run = progress::during(&context.out, "resuming", || keeper.activity(), || keeper.resume(RunRequest { run: self.run }))?;
+        context.out.answer(&run, |_| format!("{} runs", run.name))?;
+        Ok(0)
+    }
+}
