@@ -5,8 +5,8 @@ use crate::{
     paths,
     service::Service,
     values::{
-        Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ExperimentState, ForkRequest, GotoRequest,
-        Problem, Resumed, Run, RunRequest,
+        Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ExperimentState, ForkRequest,
+        GotoRequest, Problem, Resumed, Run, RunRequest,
     },
 };
 use fermata_timeline::{Fork, Keeper, history};

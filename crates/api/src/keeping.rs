@@ -42,10 +42,7 @@ struct Will {
 #[serde(rename_all = "lowercase")]
 enum Birth {
     /// It keeps.
-    Ready {
-        experiment: Box<Experiment>,
-        resumed: Option<Resumed>,
-    },
+    Ready { experiment: Box<Experiment>, resumed: Option<Resumed> },
     /// It could not, and is gone.
     Problem(Problem),
 }
@@ -88,7 +85,8 @@ pub fn revive(store: &Path, experiment: Option<&str>, request: &GotoRequest, bus
     let opened = Store::open(store).map_err(problem)?;
     let id = opened.resolve(&request.to, experiment).map_err(problem)?;
     let record = opened.record(&id).map_err(problem)?;
-    let spec = serde_json::from_value(record.spec).map_err(|error| Problem::new(format!("checkpoint {} has a specification that cannot be read: {error}", id.short())))?;
+    let spec = serde_json::from_value(record.spec)
+        .map_err(|error| Problem::new(format!("checkpoint {} has a specification that cannot be read: {error}", id.short())))?;
     let goto = GotoRequest { to: id.to_string(), ..request.clone() };
     let (_, resumed) = start(&Will { spec, store: store.to_owned(), goto: Some(goto) }, busy)?;
     resumed.ok_or_else(|| Problem::new("the keeper started and went nowhere; `fermata ls` shows what it does"))
@@ -195,7 +193,9 @@ type Begun = (FileLock, Arc<Keeper>, Server, Birth);
 
 fn begin(run_dir: &Path, over: mpsc::Sender<()>) -> Result<Begun, Problem> {
     let read = |error: io::Error| Problem::new(format!("cannot keep {}: {error}", run_dir.display()));
-    let lock = FileLock::try_take(&paths::lock(run_dir)).map_err(read)?.ok_or_else(|| Problem::new(format!("{} is kept already", run_dir.display())))?;
+    let lock = FileLock::try_take(&paths::lock(run_dir))
+        .map_err(read)?
+        .ok_or_else(|| Problem::new(format!("{} is kept already", run_dir.display())))?;
     let will: Will = serde_json::from_slice(&fs::read(paths::will(run_dir)).map_err(read)?).map_err(problem)?;
     let store = Store::open(&will.store).map_err(problem)?;
     let host = Host::new(store, run_dir.to_owned()).map_err(problem)?;
@@ -204,7 +204,13 @@ fn begin(run_dir: &Path, over: mpsc::Sender<()>) -> Result<Begun, Problem> {
     let server = Server::start(&paths::socket(run_dir), desk.clone())?;
     let resumed = match &will.goto {
         None => keeper.boot().map(|()| None),
-        Some(goto) => keeper.host().store().resolve(&goto.to, None).map_err(Into::into).and_then(|id| keeper.revive(id, goto.eager, goto.paused)).map(Some),
+        Some(goto) => keeper
+            .host()
+            .store()
+            .resolve(&goto.to, None)
+            .map_err(Into::into)
+            .and_then(|id| keeper.revive(id, goto.eager, goto.paused))
+            .map(Some),
     };
     let resumed = match resumed {
         Ok(resumed) => resumed.map(convert::resumed),

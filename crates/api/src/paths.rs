@@ -1,6 +1,9 @@
 //! Where things are on this host when nobody says otherwise.
 
-use std::{env, path::{Path, PathBuf}};
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
 /// The run directories of all experiments of this user: `$FERMATA_RUN_DIR`, else one on `/dev/shm`, which is a tmpfs on every distribution.
 pub fn run_root() -> PathBuf {

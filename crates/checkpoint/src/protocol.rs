@@ -167,7 +167,8 @@ mod tests {
         for mask in 0u32..1 << 12 {
             let failures: BTreeSet<usize> = (0..12).filter(|step| mask & (1 << step) != 0).collect();
             let steps = run(&failures);
-            let happened = |wanted: fn(&Step) -> Option<&Vec<usize>>| -> Vec<usize> { steps.iter().filter_map(wanted).flatten().copied().collect() };
+            let happened =
+                |wanted: fn(&Step) -> Option<&Vec<usize>>| -> Vec<usize> { steps.iter().filter_map(wanted).flatten().copied().collect() };
             let mut frozen = happened(|step| if let Step::Freeze(parts) = step { Some(parts) } else { None });
             let mut thawed = happened(|step| if let Step::Thaw(parts) = step { Some(parts) } else { None });
             frozen.sort_unstable();

@@ -1,12 +1,18 @@
 //! One QEMU process with the servers of its disks: what a run lives in, until a `goto` gives it another.
 
-use crate::{Error, Host, Result, plan::{Plan, details}};
+use crate::{
+    Error, Host, Result,
+    plan::{Plan, details},
+};
 use fermata_disk::{DirtyPages, Disk, DiskOptions, DiskPart, Golden, MemoryWatch, Region, Server, ServerOptions};
 use fermata_linux::clock;
 use fermata_store::{Progress, Record, Store};
 use fermata_types::{ImageId, MachineId, PageNumber, PageSet, Root};
 use fermata_vm::{DEVICES, Machine, MachineDetails, MachinePart, OtherWriters, RAM, Restore, ram_pages};
-use std::{io, sync::{Arc, OnceLock, Weak}};
+use std::{
+    io,
+    sync::{Arc, OnceLock, Weak},
+};
 
 use crate::coordinate::Parts;
 
@@ -125,14 +131,23 @@ impl Body {
         let mut details = details(state.record, state.id)?;
         self.check_images(state)?;
         for disk in &self.disks {
-            let part = state.record.parts.iter().find(|part| part.name == disk.name).ok_or_else(|| bad(&format!("{} is not in it", disk.name)))?;
+            let part =
+                state.record.parts.iter().find(|part| part.name == disk.name).ok_or_else(|| bad(&format!("{} is not in it", disk.name)))?;
             disk.disk.reset(*part.tables.get(BLOCKS).ok_or_else(|| bad(&format!("{} has no blocks", disk.name)))?)?;
         }
         self.dirty.take();
-        let machine = state.record.parts.iter().find(|part| part.name == details.config.name).ok_or_else(|| bad("its machine is not in it"))?;
+        let machine =
+            state.record.parts.iter().find(|part| part.name == details.config.name).ok_or_else(|| bad("its machine is not in it"))?;
         let ram = *machine.tables.get(RAM).ok_or_else(|| bad("its machine has no RAM"))?;
         let devices = state.store.read_blob(machine.blobs.get(DEVICES).ok_or_else(|| bad("its machine has no devices"))?)?;
-        let restore = Restore { store: state.store, ram, devices: &devices, eager: state.eager, fresh_randomness: state.fresh_randomness };
+        let restore = Restore {
+            store: state.store,
+            ram,
+            devices: &devices,
+            eager: state.eager,
+            off: details.off,
+            fresh_randomness: state.fresh_randomness,
+        };
         let owed = self.machine.restore(&restore)?;
         if state.fresh_randomness {
             details.id = self.machine.id();

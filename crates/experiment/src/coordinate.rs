@@ -80,7 +80,8 @@ pub(crate) fn take(parts: &mut Parts, mut writer: Writer, frozen: &mut dyn FnMut
         // The first failure is the cause; later ones follow from it.
         failure = failure.or(result.err());
     }
-    let steps = parts.iter().flat_map(|part| part.notes().into_iter().map(|note| (format!("{} {}", part.name(), note.step), note.took))).collect();
+    let steps =
+        parts.iter().flat_map(|part| part.notes().into_iter().map(|note| (format!("{} {}", part.name(), note.step), note.took))).collect();
     let names = parts.iter().map(|part| part.name().to_owned()).collect();
     Ok(Tentative { protocol, names, captured, writer, pause, steps })
 }

@@ -1,6 +1,9 @@
 //! What an experiment uses of this host: the store, its run directory, golden images.
 
-use crate::{Error, Result, plan::{DiskPlan, Plan}};
+use crate::{
+    Error, Result,
+    plan::{DiskPlan, Plan},
+};
 use fermata_disk::Golden;
 use fermata_linux::memory_file;
 use fermata_store::{Progress, Store};
@@ -69,7 +72,11 @@ impl Host {
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let cache = self.store.path().join("images");
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&cache).map_err(|source| Error::Io { what: "making", path: cache.clone(), source })?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&cache).map_err(|source| Error::Io {
+            what: "making",
+            path: cache.clone(),
+            source,
+        })?;
         let reading = format!("reading {name}");
         let image = Arc::new(Golden::open(path, disk.format, &cache, &mut |done| progress(&reading, done))?);
         let hashing = format!("learning the blocks of {name}");

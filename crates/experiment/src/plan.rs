@@ -1,6 +1,9 @@
 //! What has to be built: a specification with all that depends on the host settled.
 
-use crate::{Error, Result, spec::{self, Spec}};
+use crate::{
+    Error, Result,
+    spec::{self, Spec},
+};
 use fermata_disk::Format;
 use fermata_store::Record;
 use fermata_types::PartKind;
@@ -33,7 +36,11 @@ impl Plan {
     pub fn new(spec: &Spec) -> Result<Self> {
         let mut nodes = spec.nodes.iter();
         let (Some((name, node)), None) = (nodes.next(), nodes.next()) else {
-            return Err(Error::Unsupported(format!("{}: this version runs experiments of exactly one machine, this one has {}", spec.name, spec.nodes.len())));
+            return Err(Error::Unsupported(format!(
+                "{}: this version runs experiments of exactly one machine, this one has {}",
+                spec.name,
+                spec.nodes.len()
+            )));
         };
         let accel = match node.accel {
             spec::Accel::Auto if node.deterministic => Accel::Tcg,

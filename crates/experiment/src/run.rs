@@ -90,7 +90,14 @@ impl Run {
 
     fn new(host: Arc<Host>, spec: &Spec, name: &str, state: State) -> Result<Self> {
         let json = serde_json::to_value(spec).map_err(|error| Error::Refused(format!("the specification cannot be kept: {error}")))?;
-        Ok(Self { name: name.to_owned(), host, spec: json, experiment: spec.name.clone(), checkpointing: Mutex::new(()), state: Mutex::new(state) })
+        Ok(Self {
+            name: name.to_owned(),
+            host,
+            spec: json,
+            experiment: spec.name.clone(),
+            checkpointing: Mutex::new(()),
+            state: Mutex::new(state),
+        })
     }
 
     /// Its name.
@@ -147,7 +154,9 @@ impl Run {
         frozen: &mut dyn FnMut(&Body),
     ) -> Result<(CheckpointId, Record)> {
         if let Status::Gone(why) = body.machine().status() {
-            return Err(Error::Refused(format!("there is nothing to take a checkpoint of, for the machine is gone ({why}): `fermata goto ID` brings it back")));
+            return Err(Error::Refused(format!(
+                "there is nothing to take a checkpoint of, for the machine is gone ({why}): `fermata goto ID` brings it back"
+            )));
         }
         let lock = || parts.lock().expect("nobody panics with the lock");
         let tentative = coordinate::take(&mut lock(), self.host.store().writer()?, &mut || frozen(body))?;

@@ -1,7 +1,11 @@
 //! Files that are held as long as a process lives (flock(2)).
 
 use rustix::fs::{FlockOperation, flock};
-use std::{fs::{File, OpenOptions}, io, path::Path};
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    path::Path,
+};
 
 /// A held lock. The kernel lets go of it when the process ends, however it ends.
 #[derive(Debug)]

@@ -1,11 +1,6 @@
 //! `PAGEMAP_SCAN` on `/proc/PID/pagemap` (Documentation/admin-guide/mm/pagemap.rst; Linux 6.7).
 
-use std::{
-    fs::File,
-    io,
-    ops::Range,
-    os::fd::AsRawFd,
-};
+use std::{fs::File, io, ops::Range, os::fd::AsRawFd};
 
 /// `struct pm_scan_arg` of `<linux/fs.h>`.
 #[repr(C)]

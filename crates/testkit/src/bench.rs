@@ -4,7 +4,15 @@ use fermata_experiment::{Body, Host, Journey, Run, Spec, spare, travel};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::{Record, Store};
 use fermata_types::CheckpointId;
-use std::{fs, path::PathBuf, sync::{Arc, atomic::{AtomicU32, Ordering}}, time::Duration};
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 /// A store and a run directory of a test's own, gone with it.
 pub struct Bench {

@@ -6,7 +6,7 @@ use std::{
     collections::BTreeMap,
     env, fs,
     io::{Read, Seek},
-    os::unix::{ffi::OsStrExt, process::ExitStatusExt},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::atomic::{AtomicU32, Ordering},
@@ -180,11 +180,12 @@ impl Cli {
         found["machines"][0].clone()
     }
 
-    /// Processes that have our run directories on their command lines: keepers and their QEMUs.
+    /// Processes that have our run directories on their command lines: keepers and their QEMUs. A corpse has no command line.
     pub fn processes(&self) -> Vec<u64> {
+        let roots = [self.run_root.as_path(), self.path()].map(|root| root.as_os_str().as_bytes());
         let ours = |pid: &u64| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            line.windows(self.run_root.as_os_str().len()).any(|window| window == self.run_root.as_os_str().as_bytes())
+            roots.iter().any(|root| line.windows(root.len()).any(|window| window == *root))
         };
         let entries = fs::read_dir("/proc").expect("/proc").flatten();
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(ours).collect()
@@ -265,11 +266,6 @@ pub fn count(value: &Value) -> u64 {
 #[track_caller]
 pub fn array(value: &Value) -> &[Value] {
     value.as_array().unwrap_or_else(|| panic!("no array: {value}"))
-}
-
-/// Whether a signal ended it: then it did not decide to.
-pub fn was_killed(status: ExitStatus) -> bool {
-    status.signal().is_some()
 }
 
 fn text(file: &mut fs::File) -> String {

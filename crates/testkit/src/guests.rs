@@ -1,7 +1,10 @@
 //! The guests that `guests/build` made.
 
 use fermata_experiment::{Spec, spec::SpecFile};
-use std::{env, path::{Path, PathBuf}};
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
 /// Where the guests are: `$FERMATA_GUESTS`, else `.guests` in the source tree.
 pub fn directory() -> PathBuf {
@@ -43,5 +46,7 @@ pub fn debian(name: &str, image: &str, more: &str) -> String {
 
 /// A specification from its text. Panics if it is wrong.
 pub fn spec(yaml: &str) -> Spec {
-    SpecFile::parse(yaml, Path::new("test.yaml"), Path::new("/")).and_then(|file| file.check_files().map(|()| file.into_spec())).unwrap_or_else(|error| panic!("{error}\n{yaml}"))
+    SpecFile::parse(yaml, Path::new("test.yaml"), Path::new("/"))
+        .and_then(|file| file.check_files().map(|()| file.into_spec()))
+        .unwrap_or_else(|error| panic!("{error}\n{yaml}"))
 }

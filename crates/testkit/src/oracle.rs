@@ -20,7 +20,9 @@ impl Snapshot {
     /// Looks at a machine that stands still and has all its pages.
     pub fn of(body: &Body) -> Self {
         let ram = body.machine().ram();
-        let disk = |disk: &std::sync::Arc<fermata_disk::Disk>| hashes(disk.size(), |at, into| disk.read_at(at, into).expect("the disk can be read"));
+        let disk = |disk: &std::sync::Arc<fermata_disk::Disk>| {
+            hashes(disk.size(), |at, into| disk.read_at(at, into).expect("the disk can be read"))
+        };
         Self {
             ram: hashes(ram.bytes(), |at, into| ram.read_at(at, into).expect("RAM can be read")),
             disks: body.disks().map(disk).collect(),

@@ -13,7 +13,10 @@ const DISK_PAGES: u64 = 65536;
 
 fn tiny(cli: &Cli, name: &str) {
     let image = cli.disk();
-    cli.write("machine.yaml", &guests::tiny(name, "fermata.run=tick fermata.disk=rw", &format!("    image: {}\n    cpus: 2\n", image.display())));
+    cli.write(
+        "machine.yaml",
+        &guests::tiny(name, "fermata.run=tick fermata.disk=rw", &format!("    image: {}\n    cpus: 2\n", image.display())),
+    );
 }
 
 #[test]
@@ -154,7 +157,10 @@ fn the_machine_goes_back(cli: &Cli, first: &Value, second: &Value) {
     // Forward again, to the head of a branch that nobody grows: it is grown on.
     let went = cli.json(&["goto", "main", "--paused"]);
     arrived(&went, "main", "main", second);
-    assert_eq!((count(&went["time_virtual_ns"]), cli.machine("main")["state"].as_str()), (count(&second["time_virtual_ns"]), Some("paused")));
+    assert_eq!(
+        (count(&went["time_virtual_ns"]), cli.machine("main")["state"].as_str()),
+        (count(&second["time_virtual_ns"]), Some("paused"))
+    );
     let went = cli.json(&["goto", "main"]);
     arrived(&went, "main", "main", second);
     assert_eq!(cli.shell("m1", files), "/disk/after /disk/before /tmp/after /tmp/before");
@@ -187,7 +193,11 @@ fn a_fork_runs_beside_it(cli: &Cli, first: &Value) {
     assert_ne!(ids[0]["id"], ids[1]["id"], "a fork is another machine");
     assert_eq!(ids[0]["id"].as_str().map(str::len), Some(32));
     for machine in &ids {
-        assert_eq!((&machine["name"], &machine["state"], count(&machine["cpus"])), (&Value::from("m1"), &Value::from("running"), 2), "{machine}");
+        assert_eq!(
+            (&machine["name"], &machine["state"], count(&machine["cpus"])),
+            (&Value::from("m1"), &Value::from("running"), 2),
+            "{machine}"
+        );
         assert_eq!(count(&machine["memory_bytes"]), 256 << 20);
         assert!(count(&machine["pid"]) > 1);
     }
@@ -217,8 +227,19 @@ fn runs_and_experiments_end(cli: &Cli, second: &Value) {
     let back = cli.json(&["goto", "main"]);
     arrived(&back, "main", "main", second);
     assert_eq!(cli.shell("m1", "cat /disk/after /tmp/after"), "after\nafter");
+    a_guest_may_power_off(cli, second);
     cli.ok(&["down"]);
     cli.fails(&["down"], 1, &["fermata up"]);
+}
+
+fn a_guest_may_power_off(cli: &Cli, second: &Value) {
+    cli.shell("m1", "(sleep 0.2; poweroff -f) < /dev/null > /dev/null 2>&1 &");
+    await_that("it is off", Duration::from_secs(10), || cli.machine("main")["state"] == "off");
+    let off = string(&cli.json(&["checkpoint", "-m", "off"])["id"]).to_owned();
+    arrived(&cli.json(&["goto", "main~1"]), "main", "main.2", second);
+    cli.ok(&["exec", "m1", "--", "true"]);
+    cli.json(&["goto", &off]);
+    assert_eq!(cli.machine("main")["state"], "off");
 }
 
 #[test]
@@ -257,7 +278,23 @@ fn a_machine_on_the_command_line_alone() {
 #[test]
 fn what_needs_no_machine() {
     let cli = Cli::new();
-    let commands = ["up", "exec", "console", "checkpoint", "log", "show", "diff", "goto", "fork", "tag", "ls", "down", "schema", "doctor", "completions"];
+    let commands = [
+        "up",
+        "exec",
+        "console",
+        "checkpoint",
+        "log",
+        "show",
+        "diff",
+        "goto",
+        "fork",
+        "tag",
+        "ls",
+        "down",
+        "schema",
+        "doctor",
+        "completions",
+    ];
     for command in commands {
         let help = cli.ok(&[command, "--help"]);
         assert!(help.contains("Usage: fermata") && help.contains("--json") && help.contains("Example"), "{help}");
@@ -273,7 +310,9 @@ fn what_needs_no_machine() {
         assert!(finding["verdict"] == "good" || !string(&finding["mend"]).is_empty(), "{finding}");
     }
     assert!(cli.ok(&["completions", "bash"]).contains("complete"));
-    for arguments in [&["nonsense"][..], &["up"], &["goto"], &["up", "x.qcow2", "--memory", "lots"], &["checkpoint", "--nonsense"], &["exec", "m1"]] {
+    for arguments in
+        [&["nonsense"][..], &["up"], &["goto"], &["up", "x.qcow2", "--memory", "lots"], &["checkpoint", "--nonsense"], &["exec", "m1"]]
+    {
         cli.fails(arguments, 2, &[]);
     }
     cli.fails(&["goto", "main"], 1, &["store"]);

@@ -38,7 +38,8 @@ fn a_compilation_goes_on_across_checkpoints_and_its_result_is_the_same() {
     for number in 0..6 {
         std::thread::sleep(Duration::from_secs(2));
         let mut original = None;
-        let checkpoint = run.checkpoint_observed(None, &mut |body| original = (number == 5).then(|| Snapshot::of(body))).expect("a checkpoint");
+        let checkpoint =
+            run.checkpoint_observed(None, &mut |body| original = (number == 5).then(|| Snapshot::of(body))).expect("a checkpoint");
         last = Some((checkpoint, original));
     }
     let ((id, record), original) = last.expect("there was one");

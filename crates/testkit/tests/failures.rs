@@ -10,6 +10,7 @@ use std::{
     io::{Seek, SeekFrom, Write},
     os::unix::fs::{FileExt, PermissionsExt},
     path::{Path, PathBuf},
+    process::Stdio,
     time::Duration,
 };
 
@@ -52,7 +53,8 @@ fn what_cannot_start_says_why() {
     cli.write("size.yaml", &good.replace("256M", "256Q"));
     cli.fails(&["up", "size.yaml"], 2, &["size.yaml:4:13", "expected a size such as 512M", "256Q"]);
     cli.write("exact.yaml", &format!("{good}    deterministic: true\n"));
-    let message = cli.fails(&["up", "exact.yaml"], 2, &["m1", "deterministic", "disk", "remove `image`", "exact.yaml:8:12", "asked for here"]);
+    let message =
+        cli.fails(&["up", "exact.yaml"], 2, &["m1", "deterministic", "disk", "remove `image`", "exact.yaml:8:12", "asked for here"]);
     assert!(message.contains("deterministic: true"), "both places are shown: {message}");
     cli.write("lost.yaml", &good.replace("disk.raw", "lost.raw"));
     cli.fails(&["up", "lost.yaml"], 1, &["lost.yaml:8:12", "lost.raw", "no such file", "correct the path"]);
@@ -69,12 +71,22 @@ fn what_cannot_start_says_why() {
     cli.fails(&["up", "machine.yaml"], 1, &["m1", "QEMU ended", "exit status: 1", "not today"]);
     nothing_runs(&cli);
     cli.unset("FERMATA_QEMU");
+    let usual = cli.store().to_owned();
+    let file = cli.write("no-store", "");
+    cli.set("FERMATA_STORE", file);
+    cli.fails(&["up", "machine.yaml"], 1, &["no-store"]);
+    nothing_runs(&cli);
+    cli.set("FERMATA_STORE", usual);
 
     no_room_for_memory(&mut cli);
     // After all that, it starts.
     booted(&cli, "born");
     answers(&cli);
-    cli.fails(&["up", "machine.yaml", "--name", "born"], 1, &["born is running already", "fermata ls", "fermata down -e born", "another `name`"]);
+    cli.fails(
+        &["up", "machine.yaml", "--name", "born"],
+        1,
+        &["born is running already", "fermata ls", "fermata down -e born", "another `name`"],
+    );
     answers(&cli);
 }
 
@@ -93,7 +105,11 @@ fn no_room_for_memory(cli: &mut Cli) {
         None => eprintln!("skipped: too little room on the tmpfs, for want of the right to mount one"),
         Some(narrow) => {
             cli.set("FERMATA_RUN_DIR", &narrow);
-            cli.fails(&["up", "machine.yaml"], 1, &["no room for the memory of m1", "256 MiB", "narrow", "are free", "fermata ls", "FERMATA_RUN_DIR"]);
+            cli.fails(
+                &["up", "machine.yaml"],
+                1,
+                &["no room for the memory of m1", "256 MiB", "narrow", "are free", "fermata ls", "FERMATA_RUN_DIR"],
+            );
             assert_eq!(fs::read_dir(&narrow).unwrap().count(), 0, "it clears up");
         }
     }
@@ -217,6 +233,61 @@ fn a_killed_keeper_takes_its_machines_and_no_checkpoint() {
 }
 
 #[test]
+fn a_keeper_killed_in_a_checkpoint_leaves_a_sound_history() {
+    let cli = Cli::new();
+    tiny(&cli, "crash");
+    let good = booted(&cli, "crash");
+    for delay in [1, 4, 10, 20, 40, 80] {
+        cli.shell("m1", "head -c 12000000 /dev/urandom > /tmp/noise; sha256sum < /tmp/noise > /tmp/sum");
+        cli.shell("m1", "head -c 3000000 /dev/urandom > /disk/noise; sha256sum < /disk/noise > /disk/sum; sync");
+        let keeper = count(&cli.json(&["ls"])[0]["keeper_pid"]);
+        let mut checkpoint = cli.command(&["checkpoint"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(delay));
+        cli::kill(keeper);
+        checkpoint.wait().unwrap();
+        await_that("QEMU dies with its keeper", SOON, || cli.processes().is_empty());
+        // The newest checkpoint is the one before, or the one that was being taken. Either is whole.
+        let log = cli.json(&["log"]);
+        let newest = string(&array(&log)[0]["id"]).to_owned();
+        cli.ok(&["goto", &newest]);
+        answers(&cli);
+        if newest != good {
+            assert_eq!(cli.shell("m1", "sha256sum < /tmp/noise"), cli.shell("m1", "cat /tmp/sum"));
+            assert_eq!(cli.shell("m1", "echo 3 > /proc/sys/vm/drop_caches; sha256sum < /disk/noise"), cli.shell("m1", "cat /disk/sum"));
+        }
+    }
+    for checkpoint in array(&cli.json(&["log"])) {
+        cli.ok(&["goto", string(&checkpoint["id"]), "--eager"]);
+        answers(&cli);
+    }
+}
+
+#[test]
+fn a_fork_for_which_there_is_no_memory_is_refused() {
+    let mut cli = Cli::new();
+    tiny(&cli, "crowd");
+    let Some(narrow) = cli.mount("narrow", "700M") else {
+        eprintln!("skipped: too little room for a fork, for want of the right to mount a tmpfs");
+        return;
+    };
+    let usual = cli.run_root().to_owned();
+    cli.set("FERMATA_RUN_DIR", &narrow);
+    booted(&cli, "crowd");
+    // The spare takes the last room there is.
+    cli.ok(&["fork", "--name", "second"]);
+    cli.fails(&["fork", "--name", "third"], 1, &["no room for the memory of m1", "256 MiB", "narrow", "fermata ls"]);
+    assert_eq!(array(&cli.json(&["ls"])[0]["runs"]).len(), 2, "a fork that fails leaves no run");
+    answers(&cli);
+    assert_eq!(cli.shell("second:m1", "cat /tmp/kept"), "kept");
+    cli.checkpoint("still possible");
+    cli.ok(&["down", "second"]);
+    cli.ok(&["fork", "--name", "third"]);
+    assert_eq!(cli.shell("third:m1", "cat /tmp/kept"), "kept");
+    cli.ok(&["down"]);
+    cli.set("FERMATA_RUN_DIR", usual);
+}
+
+#[test]
 fn a_killed_qemu_is_told_and_brought_back() {
     let cli = Cli::new();
     tiny(&cli, "machine");
@@ -334,6 +405,50 @@ fn a_damaged_store_is_never_taken_for_sound() {
     answers(&cli);
 }
 
+#[test]
+fn a_damaged_page_ends_the_machine_that_needs_it() {
+    let cli = Cli::new();
+    tiny(&cli, "page");
+    cli.ok(&["up", "machine.yaml"]);
+    // What compresses badly fills the packs: that is what is hit.
+    cli.shell("m1", "head -c 60000000 /dev/urandom > /tmp/noise");
+    let good = cli.checkpoint("good");
+    cli.ok(&["down"]);
+    let (path, bytes) = files(&cli.store().join("packs"))
+        .into_iter()
+        .map(|path| (path.clone(), fs::read(path).unwrap()))
+        .max_by_key(|(_, bytes)| bytes.len())
+        .unwrap();
+    write_over(&path, &bytes.iter().enumerate().map(|(at, byte)| if at == bytes.len() / 2 { byte ^ 1 } else { *byte }).collect::<Vec<_>>());
+    // It runs at once, and the damage is found when the page comes.
+    let said = cli.run(&["goto", &good]);
+    let machine = || cli.json(&["ls"]).pointer("/0/runs/0/machines/0").cloned().unwrap_or_default();
+    if said.status.success() {
+        await_that("the machine ends", SOON, || machine()["state"] == "gone");
+        let reason = machine()["reason"].clone();
+        assert!(string(&reason).contains("damaged") && string(&reason).contains(path.to_str().unwrap()), "{reason}");
+        assert!(cli.ok(&["ls"]).contains("damaged"));
+        cli.fails(&["exec", "m1", "--", "true"], 255, &["m1", "QEMU ended"]);
+        cli.ok(&["down"]);
+    } else {
+        assert_eq!(said.status.code(), Some(1), "{said:?}");
+        assert!(said.stderr.contains("damaged"), "{said:?}");
+    }
+    cli.fails(&["goto", &good, "--eager"], 1, &["damaged", path.to_str().unwrap()]);
+    nothing_runs(&cli);
+    write_over(&path, &bytes);
+    cli.ok(&["goto", &good, "--eager"]);
+    cli.ok(&["exec", "m1", "--", "true"]);
+}
+
+/// In place, for a keeper may have it open.
+fn write_over(path: &Path, bytes: &[u8]) {
+    let mut permissions = fs::metadata(path).unwrap().permissions();
+    permissions.set_mode(0o600);
+    fs::set_permissions(path, permissions).unwrap();
+    fs::File::options().write(true).open(path).unwrap().write_all_at(bytes, 0).unwrap();
+}
+
 /// Flips bits all over all packs. Gives what was in them.
 fn damage(store: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let packs: Vec<_> = files(&store.join("packs")).into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect();
@@ -341,11 +456,7 @@ fn damage(store: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     for (path, sound) in &packs {
         let mut bytes = sound.clone();
         bytes.iter_mut().skip(64).step_by(997).for_each(|byte| *byte ^= 0x20);
-        // In place: a keeper may have it open.
-        let mut permissions = fs::metadata(path).unwrap().permissions();
-        permissions.set_mode(0o600);
-        fs::set_permissions(path, permissions).unwrap();
-        fs::File::options().write(true).open(path).unwrap().write_all_at(&bytes, 0).unwrap();
+        write_over(path, &bytes);
     }
     packs
 }
@@ -362,7 +473,7 @@ fn a_command_line_that_is_killed_disturbs_no_keeper() {
     let good = booted(&cli, "killed");
     for delay in [0, 2, 5, 10, 20, 40] {
         cli.shell("m1", &format!("head -c 2000000 /dev/urandom > /tmp/noise{delay}"));
-        let mut child = cli.command(&["checkpoint", "-m", "unheard"]).spawn().unwrap();
+        let mut child = cli.command(&["checkpoint", "-m", "unheard"]).stdout(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(delay));
         let _ = child.kill();
         child.wait().unwrap();
@@ -373,7 +484,7 @@ fn a_command_line_that_is_killed_disturbs_no_keeper() {
     let _ = child.kill();
     child.wait().unwrap();
     answers(&cli);
-    let mut child = cli.command(&["goto", &good]).spawn().unwrap();
+    let mut child = cli.command(&["goto", &good]).stdout(Stdio::null()).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(5));
     let _ = child.kill();
     child.wait().unwrap();

@@ -1,7 +1,11 @@
 //! What comes back is what was: all RAM, every disk block and the device state, at random instants under load (SimuBoost thesis, section 6.3, and harder).
 
 use fermata_experiment::{Body, Journey, Status};
-use fermata_testkit::{Bench, Snapshot, bench::{await_console, console}, guests};
+use fermata_testkit::{
+    Bench, Snapshot,
+    bench::{await_console, console},
+    guests,
+};
 use std::{fs, process::Command, time::Duration};
 
 const BOOT: Duration = Duration::from_secs(90);

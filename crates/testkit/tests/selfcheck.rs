@@ -2,7 +2,11 @@
 //! shows the pauses.
 
 use fermata_experiment::{Host, Status};
-use fermata_testkit::{Bench, bench::{await_console, console}, guests};
+use fermata_testkit::{
+    Bench,
+    bench::{await_console, console},
+    guests,
+};
 use fermata_timeline::Keeper;
 use std::{sync::Arc, time::Duration};
 
@@ -34,7 +38,8 @@ fn a_guest_that_checks_itself_sees_nothing_of_200_checkpoints_and_20_journeys() 
     let mut checked = 0;
     for number in 0..CHECKPOINTS {
         std::thread::sleep(Duration::from_millis(150));
-        let (id, _) = keeper.checkpoint(None, None).unwrap_or_else(|error| panic!("checkpoint {number}: {error}\n{}", console(&run.body())));
+        let (id, _) =
+            keeper.checkpoint(None, None).unwrap_or_else(|error| panic!("checkpoint {number}: {error}\n{}", console(&run.body())));
         ids.push(id);
         if (number + 1) % (CHECKPOINTS / JOURNEYS) == 0 {
             // Each journey leaves a body; what it printed has to be looked at before.

@@ -71,7 +71,8 @@ impl Marks {
     }
 
     fn at(&self, id: &CheckpointId) -> (Vec<String>, Vec<String>) {
-        let named = |names: &BTreeMap<String, CheckpointId>| names.iter().filter(|(_, at)| *at == id).map(|(name, _)| name.clone()).collect();
+        let named =
+            |names: &BTreeMap<String, CheckpointId>| names.iter().filter(|(_, at)| *at == id).map(|(name, _)| name.clone()).collect();
         (named(&self.branches), named(&self.tags))
     }
 }

@@ -138,9 +138,14 @@ impl Keeper {
         let runs = self.runs.lock().expect("nobody panics with the lock");
         let names = || runs.keys().cloned().collect::<Vec<_>>().join(", ");
         match name {
-            Some(name) => runs.get(name).cloned().ok_or_else(|| Error::WhichRun(format!("{} has no run \"{name}\"; it has {}", self.spec.name, names()))),
+            Some(name) => runs
+                .get(name)
+                .cloned()
+                .ok_or_else(|| Error::WhichRun(format!("{} has no run \"{name}\"; it has {}", self.spec.name, names()))),
             // The first run is who is meant when nobody is named.
-            None if runs.len() == 1 || runs.contains_key(FIRST_RUN) => Ok(runs.get(FIRST_RUN).or_else(|| runs.values().next()).expect("there is one").clone()),
+            None if runs.len() == 1 || runs.contains_key(FIRST_RUN) => {
+                Ok(runs.get(FIRST_RUN).or_else(|| runs.values().next()).expect("there is one").clone())
+            }
             None => Err(Error::WhichRun(format!("{} has several runs: say which of {}", self.spec.name, names()))),
         }
     }
@@ -212,7 +217,9 @@ impl Keeper {
             Some(from) => self.find(from)?,
             None => {
                 let run = self.run(run)?;
-                let id = run.standing().head.ok_or_else(|| Error::Refused(format!("run {} has no checkpoint to fork from yet: `fermata checkpoint` takes one", run.name())))?;
+                let id = run.standing().head.ok_or_else(|| {
+                    Error::Refused(format!("run {} has no checkpoint to fork from yet: `fermata checkpoint` takes one", run.name()))
+                })?;
                 (id, self.record(&id)?)
             }
         };

@@ -77,8 +77,11 @@ impl Spares {
     /// The spare, if it fits; waits for one that is being made.
     pub fn take(&self, fits: impl FnOnce(&Body) -> bool) -> Option<Body> {
         let shelf = self.shelf.0.lock().expect("nobody panics with the lock");
-        let (mut shelf, _) =
-            self.shelf.1.wait_timeout_while(shelf, PATIENCE, |shelf| shelf.ready.is_none() && shelf.making > 0).expect("nobody panics with the lock");
+        let (mut shelf, _) = self
+            .shelf
+            .1
+            .wait_timeout_while(shelf, PATIENCE, |shelf| shelf.ready.is_none() && shelf.making > 0)
+            .expect("nobody panics with the lock");
         let ready = shelf.ready.take();
         drop(shelf);
         // One that does not fit is dropped: it would keep the next from being made.

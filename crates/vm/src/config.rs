@@ -136,10 +136,13 @@ pub(crate) fn arguments(config: &MachineConfig, id: &MachineId, place: &Place, s
     line.add("-object", format!("memory-backend-file,id=ram,mem-path={},size={}B,share=on", path(&place.ram()), config.memory));
     line.add("-smp", config.cpus.to_string());
     line.add("-cpu", &config.cpu);
-    line.add("-accel", match config.accel {
-        Accel::Kvm => "kvm",
-        Accel::Tcg => "tcg",
-    });
+    line.add(
+        "-accel",
+        match config.accel {
+            Accel::Kvm => "kvm",
+            Accel::Tcg => "tcg",
+        },
+    );
     clocks(&mut line, config);
     // The guest's power-off pauses it: its last state can still be looked at and checkpointed.
     line.add("-action", "shutdown=pause");

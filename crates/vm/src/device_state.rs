@@ -53,7 +53,9 @@ fn generation_id(state: &[u8]) -> Option<std::ops::Range<usize>> {
     let name = HEADER + state.get(HEADER..)?.windows(GENERATION_ID.len()).position(|window| window == GENERATION_ID)?;
     let start = name.checked_sub(5).filter(|start| *start >= HEADER)?;
     let footer = name + GENERATION_ID.len() + 8 + 8;
-    let whole = state[start] == SECTION_FULL && *state.get(footer)? == SECTION_FOOTER && state.get(footer + 1..footer + 5)? == &state[start + 1..name];
+    let whole = state[start] == SECTION_FULL
+        && *state.get(footer)? == SECTION_FOOTER
+        && state.get(footer + 1..footer + 5)? == &state[start + 1..name];
     whole.then_some(start..footer + 5)
 }
 

@@ -25,7 +25,10 @@ use std::{
     ops::Range,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     process::{Command, Stdio},
-    sync::{Arc, Mutex, OnceLock},
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -57,6 +60,8 @@ pub struct Restore<'a> {
     pub devices: &'a [u8],
     /// Load every page before the guest runs.
     pub eager: bool,
+    /// The guest had powered itself off, which QEMU does not keep in the device state.
+    pub off: bool,
     /// Let the guest see a new VM generation id, on which it reseeds its random numbers; otherwise it sees nothing.
     pub fresh_randomness: bool,
 }
@@ -74,6 +79,8 @@ pub struct Machine {
     tracker: Mutex<Box<dyn Tracker>>,
     pager: OnceLock<Pager>,
     agent: Agent,
+    /// It came back powered off.
+    off: AtomicBool,
 }
 
 impl Machine {
@@ -106,10 +113,14 @@ impl Machine {
         let id = MachineId(fermata_linux::random::bytes().map_err(failed("drawing a machine id for", &place.directory))?);
         let child = Arc::new(spawn(&config, &id, &place, start)?);
         let (how, descriptor) = child.receive_descriptor(PATIENCE).map_err(|error| no_userfaultfd(&name, &place, &child, &error))?;
-        let userfault = Userfault::new(descriptor).map_err(|error| unsupported(&name, &format!("asynchronous write-protection ({error}): Linux 6.7 or newer is needed")))?;
+        let userfault = Userfault::new(descriptor)
+            .map_err(|error| unsupported(&name, &format!("asynchronous write-protection ({error}): Linux 6.7 or newer is needed")))?;
         let monitor = Monitor::connect(&name, &place.monitor_socket(), place.log(), child.clone())?;
         if how == b'u' && config.accel == Accel::Kvm {
-            return Err(unsupported(&name, "a full userfaultfd, which KVM needs: run `sysctl vm.unprivileged_userfaultfd=1` or give access to /dev/userfaultfd"));
+            return Err(unsupported(
+                &name,
+                "a full userfaultfd, which KVM needs: run `sysctl vm.unprivileged_userfaultfd=1` or give access to /dev/userfaultfd",
+            ));
         }
         let base = fermata_linux::maps::address_of(child.pid(), ram.path(), config.memory)
             .map_err(failed("looking for the mapping of", ram.path()))?
@@ -124,7 +135,20 @@ impl Machine {
         let tracker = ScanTracker::new(child.pid(), memory.clone(), userfault.clone())?;
         let agent = Agent::new(name, place.agent_socket(), child.clone());
         let tracker = Mutex::new(Box::new(tracker) as Box<dyn Tracker>);
-        Ok(Self { config, id, place, child, monitor, ram: Arc::new(ram), memory, userfault, tracker, pager: OnceLock::new(), agent })
+        Ok(Self {
+            config,
+            id,
+            place,
+            child,
+            monitor,
+            ram: Arc::new(ram),
+            memory,
+            userfault,
+            tracker,
+            pager: OnceLock::new(),
+            agent,
+            off: AtomicBool::new(false),
+        })
     }
 
     /// What it is.
@@ -185,6 +209,7 @@ impl Machine {
             Ok(info) => match info.status {
                 qmp::RunState::running => Status::Running,
                 qmp::RunState::shutdown | qmp::RunState::guest_panicked => Status::Off,
+                _ if self.off.load(Ordering::Relaxed) => Status::Off,
                 _ => Status::Paused,
             },
             Err(error) => Status::Gone(error.to_string()),
@@ -233,6 +258,7 @@ impl Machine {
         if !state.eager {
             pager.fill_behind();
         }
+        self.off.store(state.off, Ordering::Relaxed);
         self.pager.set(pager).map_err(|_| corrupt("this machine already got a state"))?;
         Ok(differing)
     }

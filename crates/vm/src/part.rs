@@ -7,7 +7,9 @@ use crate::{Error, Machine, MachineConfig, Result, Status, device_state, staging
 use fermata_checkpoint::{Captured, Failure, Note, Outcome, Part, Saved};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::{Class, Writer};
-use fermata_types::{MachineId, PAGE_SIZE, PageBuf, PageCounts, PageName, PageNumber, PageSet, PartKind, PartState, Root, VirtualTime, ZERO_PAGE};
+use fermata_types::{
+    MachineId, PAGE_SIZE, PageBuf, PageCounts, PageName, PageNumber, PageSet, PartKind, PartState, Root, VirtualTime, ZERO_PAGE,
+};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -103,9 +105,11 @@ impl MachinePart {
         for batch in pages.chunks(BATCH_PAGES) {
             let mut copies = Staging::default();
             let ram = self.machine.ram();
-            copies
-                .copy(ram, &batch.iter().copied().collect())
-                .map_err(|source| Error::Io { what: "copying pages of", path: ram.path().to_owned(), source })?;
+            copies.copy(ram, &batch.iter().copied().collect()).map_err(|source| Error::Io {
+                what: "copying pages of",
+                path: ram.path().to_owned(),
+                source,
+            })?;
             for (page, content) in copies.iter() {
                 self.ahead.insert(page, storage.put_page(content)?);
             }

@@ -21,7 +21,10 @@ impl Rebuild {
         let rebuilt = local::rebuild(&local::store_path(context.global.store.clone()))?;
         context.out.answer(&rebuilt, |_| {
             let found = format!("{} found in {}", text::several(rebuilt.checkpoints, "checkpoint"), text::several(rebuilt.packs, "pack"));
-            std::iter::once(found).chain(rebuilt.damaged.iter().map(|damaged| format!("left out: {damaged}"))).collect::<Vec<_>>().join("\n")
+            std::iter::once(found)
+                .chain(rebuilt.damaged.iter().map(|damaged| format!("left out: {damaged}")))
+                .collect::<Vec<_>>()
+                .join("\n")
         })?;
         Ok(u8::from(!rebuilt.damaged.is_empty()))
     }
