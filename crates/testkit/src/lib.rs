@@ -3,6 +3,7 @@
 //! - [`guests`]: the guests that `guests/build` made
 //! - [`bench`](mod@bench): an experiment in a scratch store, driven from inside the process
 //! - [`cli`]: the real program in a scratch store, as a user drives it
+//! - [`report`]: what benches print
 //! - [`oracle`]: all of a machine at one instant, copied the plain way
 //!
 //! The system tests are in `tests/`, behind the feature `system`.
@@ -11,6 +12,7 @@ pub mod bench;
 pub mod cli;
 pub mod guests;
 pub mod oracle;
+pub mod report;
 
 pub use bench::Bench;
 pub use cli::Cli;

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 const RAM_PAGES: u64 = 65536;
 const DISK_PAGES: u64 = 65536;
+/// Waiting this long costs nothing where all is well.
+const SOON: Duration = Duration::from_secs(30);
 
 fn tiny(cli: &Cli, name: &str) {
     let image = cli.disk();
@@ -214,13 +216,13 @@ fn runs_and_experiments_end(cli: &Cli, second: &Value) {
     let gone = cli.machine("what-if");
     let ended = cli.json(&["down", "what-if"]);
     assert_eq!((string(&ended["experiment"]), &ended["runs"]), ("contract", &Value::from(vec!["what-if"])));
-    await_that("QEMU of the run ended", Duration::from_secs(5), || !cli.processes().contains(&count(&gone["pid"])));
+    await_that("QEMU of the run ended", SOON, || !cli.processes().contains(&count(&gone["pid"])));
     cli.fails(&["exec", "what-if:m1", "--", "true"], 255, &["no run \"what-if\""]);
     assert_eq!(cli.shell("m1", "echo still here"), "still here");
     assert!(cli.ok(&["ls"]).contains("contract"));
     let ended = cli.json(&["down", "--all"]);
     assert_eq!(array(&ended).len(), 1, "{ended}");
-    await_that("everything ended", Duration::from_secs(5), || cli.processes().is_empty());
+    await_that("everything ended", SOON, || cli.processes().is_empty());
     assert_eq!(cli.json(&["ls"]), Value::Array(Vec::new()));
     // The history is still there, and from it everything else.
     assert_eq!(cli.json(&["show", "main"])["id"], second["id"]);
@@ -234,7 +236,7 @@ fn runs_and_experiments_end(cli: &Cli, second: &Value) {
 
 fn a_guest_may_power_off(cli: &Cli, second: &Value) {
     cli.shell("m1", "(sleep 0.2; poweroff -f) < /dev/null > /dev/null 2>&1 &");
-    await_that("it is off", Duration::from_secs(10), || cli.machine("main")["state"] == "off");
+    await_that("it is off", SOON, || cli.machine("main")["state"] == "off");
     let off = string(&cli.json(&["checkpoint", "-m", "off"])["id"]).to_owned();
     arrived(&cli.json(&["goto", "main~1"]), "main", "main.2", second);
     cli.ok(&["exec", "m1", "--", "true"]);
@@ -255,9 +257,7 @@ fn a_machine_on_the_command_line_alone() {
     let name = string(&up["runs"][0]["machines"][0]["name"]).to_owned();
     assert_eq!(cli.shell(&name, "cat /sys/block/vdb/size"), (64 << 20 >> 9).to_string());
     let by_the_clock = || array(&cli.json(&["log", "--branch", "main"])).to_vec();
-    await_that("a checkpoint every second", Duration::from_secs(20), || {
-        !array(&cli.json(&["log"])).is_empty() && by_the_clock().len() >= 4
-    });
+    await_that("a checkpoint every second", SOON, || !array(&cli.json(&["log"])).is_empty() && by_the_clock().len() >= 4);
     let log = by_the_clock();
     for pair in log.windows(2) {
         assert_eq!(pair[0]["parent"], pair[1]["id"], "the newest first, each grown from the next");
@@ -268,7 +268,7 @@ fn a_machine_on_the_command_line_alone() {
     // The clock goes on after a journey.
     let went = cli.json(&["goto", "main~2"]);
     let branch = string(&went["branch"]);
-    await_that("the clock goes on", Duration::from_secs(20), || {
+    await_that("the clock goes on", SOON, || {
         array(&cli.json(&["log"])).iter().any(|checkpoint| checkpoint["branch"] == branch && checkpoint["parent"] == went["checkpoint"])
     });
     assert!(cli.json(&["ls"])[0]["trouble"].is_null());

@@ -223,10 +223,17 @@ impl Machine {
 
     /// The state of the stopped machine's devices, as QEMU writes it.
     pub fn device_state(&self) -> Result<Vec<u8>> {
+        Ok(self.device_state_beside(|| ())?.0)
+    }
+
+    /// The same, with something else done while QEMU writes; it must not speak to QEMU.
+    pub(crate) fn device_state_beside<T>(&self, work: impl FnOnce() -> T) -> Result<(Vec<u8>, T)> {
         let path = self.place.device_state();
         // live: false leaves the machine stopped, and its clocks as they are.
-        self.monitor.run(&qmp::xen_save_devices_state { filename: path.to_string_lossy().into_owned(), live: Some(false) })?;
-        fs::read(&path).map_err(|source| Error::Io { what: "reading the device state", path, source })
+        let save = qmp::xen_save_devices_state { filename: path.to_string_lossy().into_owned(), live: Some(false) };
+        let (_, done) = self.monitor.run_beside(&save, work)?;
+        let state = fs::read(&path).map_err(|source| Error::Io { what: "reading the device state", path, source })?;
+        Ok((state, done))
     }
 
     /// Puts a state into a spare machine and leaves it paused.

@@ -46,15 +46,22 @@ impl Monitor {
 
     /// Runs a command and waits for its answer.
     pub fn run<C: Command>(&self, command: &C) -> Result<C::Ok> {
+        Ok(self.run_beside(command, || ())?.0)
+    }
+
+    /// Runs a command, and does something else while QEMU is at it.
+    pub fn run_beside<C: Command, T>(&self, command: &C, work: impl FnOnce() -> T) -> Result<(C::Ok, T)> {
         let mut slot = self.connection.lock().expect("nobody panics with the lock");
         let Some(connection) = slot.as_mut() else { return Err(self.gone("does not answer")) };
-        let answer = connection.execute(command);
+        let asked = connection.write_command(command);
+        let done = work();
+        let answer = asked.map_err(ExecuteError::Io).and_then(|()| connection.read_response::<C>());
         // Nobody reads events: what they tell is asked for when it is needed.
         connection.events();
         if let Err(ExecuteError::Io(_)) = &answer {
             *slot = None;
         }
-        answer.map_err(|error| self.failed(C::NAME, error))
+        Ok((answer.map_err(|error| self.failed(C::NAME, error))?, done))
     }
 
     fn failed(&self, command: &'static str, error: ExecuteError) -> Error {
