@@ -9,6 +9,7 @@ use crate::{
         GotoRequest, Problem, Resumed, Run, RunRequest,
     },
 };
+use fermata_experiment::Status;
 use fermata_timeline::{Fork, Keeper, history};
 use std::{
     fs,
@@ -102,6 +103,9 @@ impl Service for Desk {
             return Err(Problem::new(format!("{name} is deterministic: nothing comes into it from outside, so it has no guest agent")));
         }
         let wait = Duration::from_millis(request.wait_ms);
+        if body.machine().status() == Status::Paused {
+            return Err(Problem::new(format!("{name} is paused, and would never answer: `fermata resume {}` lets it go on", run.name())));
+        }
         // Who waits for a machine that is taken to another checkpoint meanwhile goes with it.
         while let Err(error) = body.machine().agent().reach(wait) {
             let now = run.body();

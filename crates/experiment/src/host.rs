@@ -20,6 +20,9 @@ use std::{
 
 /// This part of what is free on the tmpfs is left to others.
 const SPARE_ROOM_DIVISOR: u64 = 16;
+/// Longest path of a Unix socket (unix(7)), and what is needed below the run directory: a machine's name and number, and `console.sock`.
+const SOCKET_PATH_MAX: usize = 107;
+const SOCKET_NAME_MAX: usize = 48;
 const MIB: u64 = 1 << 20;
 
 /// The place of one experiment on this host.
@@ -38,6 +41,13 @@ impl Host {
             move |source| Error::Io { what, path, source }
         };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&run_dir).map_err(failed("making the run directory"))?;
+        let longest = run_dir.as_os_str().len() + SOCKET_NAME_MAX;
+        if longest > SOCKET_PATH_MAX {
+            return Err(Error::Refused(format!(
+                "the run directory {} is too deep: sockets in it would have paths of {longest} bytes, and Linux takes {SOCKET_PATH_MAX}. Set FERMATA_RUN_DIR to a shorter one",
+                run_dir.display()
+            )));
+        }
         let (_, tmpfs) = memory_file::room(&run_dir).map_err(failed("examining the run directory"))?;
         if !tmpfs {
             return Err(Error::NotTmpfs { directory: run_dir });

@@ -25,7 +25,16 @@ pub fn file(name: &str) -> PathBuf {
 
 /// The busybox guest: what it runs, and more lines for its node in the specification.
 pub fn tiny(name: &str, run: &str, more: &str) -> String {
-    let (kernel, initrd) = (file("vmlinuz"), file("tiny.cpio.gz"));
+    busybox(name, "", run, more)
+}
+
+/// The same with Debian's generic kernel, which has a driver for the VM generation id.
+pub fn generic(name: &str, run: &str, more: &str) -> String {
+    busybox(name, "generic/", run, more)
+}
+
+fn busybox(name: &str, directory: &str, run: &str, more: &str) -> String {
+    let (kernel, initrd) = (file(&format!("{directory}vmlinuz")), file(&format!("{directory}tiny.cpio.gz")));
     format!(
         "name: {name}\nnodes:\n  m1:\n    memory: 256M\n    kernel: {}\n    initrd: {}\n    cmdline: console=ttyS0 quiet panic=-1 {run}\n{more}",
         kernel.display(),
