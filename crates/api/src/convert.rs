@@ -70,12 +70,12 @@ pub(crate) fn difference(a: &Entry, b: &Entry, changes: Vec<Change>) -> values::
 pub(crate) fn run(run: &Run, quietly: bool) -> values::Run {
     let (body, standing) = (run.body(), run.standing());
     let machine = body.machine();
-    let (state, reason) = match (quietly, machine.status()) {
-        (true, _) => (values::MachineState::Gone, None),
-        (false, Status::Running) => (values::MachineState::Running, None),
-        (false, Status::Paused) => (values::MachineState::Paused, None),
-        (false, Status::Off) => (values::MachineState::Off, None),
-        (false, Status::Gone(why)) => (values::MachineState::Gone, Some(why)),
+    let (state, reason) = match (!quietly).then(|| machine.status()) {
+        None => (values::MachineState::Gone, None),
+        Some(Status::Running) => (values::MachineState::Running, None),
+        Some(Status::Paused) => (values::MachineState::Paused, None),
+        Some(Status::Off) => (values::MachineState::Off, None),
+        Some(Status::Gone(why)) => (values::MachineState::Gone, Some(why)),
     };
     let config = machine.config();
     let missing = machine.paging().filter(|paging| !paging.complete);

@@ -78,13 +78,13 @@ impl Service for Desk {
 
     fn pause(&self, request: RunRequest) -> Result<Run, Problem> {
         let run = self.keeper.run(request.run.as_deref()).map_err(problem)?;
-        run.body().machine().stop().map_err(problem)?;
+        run.pause().map_err(problem)?;
         Ok(convert::run(&run, false))
     }
 
     fn resume(&self, request: RunRequest) -> Result<Run, Problem> {
         let run = self.keeper.run(request.run.as_deref()).map_err(problem)?;
-        run.body().machine().run().map_err(problem)?;
+        run.resume().map_err(problem)?;
         Ok(convert::run(&run, false))
     }
 

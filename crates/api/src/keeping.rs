@@ -7,7 +7,7 @@ use crate::{
     client::Client,
     convert::{self, problem},
     desk::Desk,
-    paths,
+    local, paths,
     server::Server,
     service::Service as _,
     spec::Spec,
@@ -73,16 +73,19 @@ pub fn up(request: UpRequest, busy: &mut dyn FnMut(Activity)) -> Result<Experime
 /// Keeps the experiment in this process until it is told to end.
 pub fn up_in_foreground(request: UpRequest, ready: &mut dyn FnMut(&Experiment)) -> Result<(), Problem> {
     let will = request.will();
+    let mut starting = Some(starting(&will.spec.name)?);
     let run_dir = settle(&will)?;
-    live(&run_dir, &mut |birth| match birth {
-        Birth::Ready { experiment, .. } => ready(&experiment),
-        Birth::Problem(_) => {}
+    live(&run_dir, &mut |birth| {
+        starting.take();
+        if let Birth::Ready { experiment, .. } = birth {
+            ready(&experiment);
+        }
     })
 }
 
 /// Starts a keeper for an experiment that has none, and goes to a checkpoint of it.
 pub fn revive(store: &Path, experiment: Option<&str>, request: &GotoRequest, busy: &mut dyn FnMut(Activity)) -> Result<Resumed, Problem> {
-    let opened = Store::open(store).map_err(problem)?;
+    let opened = local::open(store)?;
     let id = opened.resolve(&request.to, experiment).map_err(problem)?;
     let record = opened.record(&id).map_err(problem)?;
     let spec = serde_json::from_value(record.spec)
@@ -90,6 +93,15 @@ pub fn revive(store: &Path, experiment: Option<&str>, request: &GotoRequest, bus
     let goto = GotoRequest { to: id.to_string(), ..request.clone() };
     let (_, resumed) = start(&Will { spec, store: store.to_owned(), goto: Some(goto) }, busy)?;
     resumed.ok_or_else(|| Problem::new("the keeper started and went nowhere; `fermata ls` shows what it does"))
+}
+
+/// Held while a keeper of this experiment is being started.
+fn starting(name: &str) -> Result<FileLock, Problem> {
+    let root = paths::run_root();
+    let failed = |error: io::Error| Problem::new(format!("cannot start {name} in {}: {error}", root.display()));
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&root).map_err(failed)?;
+    let lock = FileLock::try_take(&root.join(format!("{name}.starting"))).map_err(failed)?;
+    lock.ok_or_else(|| Problem::new(format!("somebody is starting {name} already: `fermata ls` shows it in a moment")))
 }
 
 /// Makes the run directory, unless somebody lives there.
@@ -110,6 +122,8 @@ fn settle(will: &Will) -> Result<PathBuf, Problem> {
 }
 
 fn start(will: &Will, busy: &mut dyn FnMut(Activity)) -> Result<(Box<Experiment>, Option<Resumed>), Problem> {
+    // Two who start the same experiment at once would clear away each other's directory.
+    let _starting = starting(&will.spec.name)?;
     let run_dir = settle(will)?;
     let failed = |error: io::Error| Problem::new(format!("cannot start a keeper: {error}"));
     let log = fs::File::create(paths::keeper_log(&run_dir)).map_err(failed)?;
@@ -143,8 +157,11 @@ fn start(will: &Will, busy: &mut dyn FnMut(Activity)) -> Result<(Box<Experiment>
             Err(problem)
         }
         Err(_) => {
+            let _ = keeper.kill();
             let _ = keeper.wait();
             let log = fs::read_to_string(paths::keeper_log(&run_dir)).unwrap_or_default();
+            // Its memory files would take room for nothing.
+            let _ = clear(&run_dir);
             Err(Problem::new(format!("the keeper ended before it was ready; it said: {}", log.lines().last().unwrap_or("nothing"))))
         }
     }
@@ -166,7 +183,12 @@ fn live(run_dir: &Path, born: &mut dyn FnMut(Birth)) -> Result<(), Problem> {
     // It fails when somebody listens already, who then hears us too.
     let _ = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).try_init();
     let (over, ended) = mpsc::channel();
-    let result = begin(run_dir, over.clone());
+    let told = over.clone();
+    fermata_linux::signals::on_termination(move || {
+        let _ = told.send(());
+    })
+    .map_err(|error| Problem::new(format!("cannot watch for signals: {error}")))?;
+    let result = begin(run_dir, over);
     let (_lock, keeper, server) = match result {
         Ok((lock, keeper, server, birth)) => {
             born(birth);
@@ -177,10 +199,6 @@ fn live(run_dir: &Path, born: &mut dyn FnMut(Birth)) -> Result<(), Problem> {
             return Err(problem);
         }
     };
-    fermata_linux::signals::on_termination(move || {
-        let _ = over.send(());
-    })
-    .map_err(|error| Problem::new(format!("cannot watch for signals: {error}")))?;
     let _ = ended.recv();
     let _ = keeper.down(None);
     // The answer to the request that ended us still has to leave.
@@ -189,13 +207,22 @@ fn live(run_dir: &Path, born: &mut dyn FnMut(Birth)) -> Result<(), Problem> {
     clear(run_dir).map_err(|error| Problem::new(format!("cannot clear {}: {error}", run_dir.display())))
 }
 
+/// Whoever looks whether we live holds our lock for an instant; so it is tried for a second.
+fn take_lock(run_dir: &Path) -> io::Result<Option<FileLock>> {
+    for _ in 0..20 {
+        if let Some(lock) = FileLock::try_take(&paths::lock(run_dir))? {
+            return Ok(Some(lock));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(None)
+}
+
 type Begun = (FileLock, Arc<Keeper>, Server, Birth);
 
 fn begin(run_dir: &Path, over: mpsc::Sender<()>) -> Result<Begun, Problem> {
     let read = |error: io::Error| Problem::new(format!("cannot keep {}: {error}", run_dir.display()));
-    let lock = FileLock::try_take(&paths::lock(run_dir))
-        .map_err(read)?
-        .ok_or_else(|| Problem::new(format!("{} is kept already", run_dir.display())))?;
+    let lock = take_lock(run_dir).map_err(read)?.ok_or_else(|| Problem::new(format!("{} is kept already", run_dir.display())))?;
     let will: Will = serde_json::from_slice(&fs::read(paths::will(run_dir)).map_err(read)?).map_err(problem)?;
     let store = Store::open(&will.store).map_err(problem)?;
     let host = Host::new(store, run_dir.to_owned()).map_err(problem)?;
@@ -271,7 +298,7 @@ fn experiment_in(run_dir: &Path) -> Option<Experiment> {
 fn last_known(run_dir: &Path) -> Option<Experiment> {
     let mut known: Experiment = serde_json::from_slice(&fs::read(paths::last_known(run_dir)).ok()?).ok()?;
     // What was noted is older than the last checkpoints; the store knows better.
-    if let Ok(branches) = Store::open(&known.store).and_then(|store| store.branches(&known.name)) {
+    if let Ok(branches) = local::open(&known.store).and_then(|store| store.branches(&known.name).map_err(problem)) {
         for run in &mut known.runs {
             run.head = branches.get(&run.branch).copied().or(run.head);
         }
@@ -280,8 +307,7 @@ fn last_known(run_dir: &Path) -> Option<Experiment> {
 }
 
 fn is_alive(run_dir: &Path) -> bool {
-    let lock = paths::lock(run_dir);
-    lock.exists() && matches!(FileLock::try_take(&lock), Ok(None))
+    FileLock::is_held(&paths::lock(run_dir))
 }
 
 fn clear(run_dir: &Path) -> io::Result<()> {

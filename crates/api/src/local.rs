@@ -91,7 +91,7 @@ fn find(store: &Store, experiment: Option<&str>, checkpoint: &str) -> Result<Ent
 }
 
 /// Opens a store that is there. Looking at one that is not must not make one.
-fn open(path: &Path) -> Result<Store, Problem> {
+pub(crate) fn open(path: &Path) -> Result<Store, Problem> {
     if !path.exists() {
         return Err(missing(path));
     }

@@ -6,6 +6,9 @@ use fermata_store::Writer;
 use fermata_types::PageCounts;
 use std::{collections::BTreeMap, time::Duration};
 
+/// The phase in which a failure leaves a guest standing still.
+pub(crate) const THAW: &str = "thaw";
+
 /// The parts of a run.
 pub(crate) type Parts = Vec<Box<dyn Part<Writer>>>;
 
@@ -65,7 +68,7 @@ pub(crate) fn take(parts: &mut Parts, mut writer: Writer, frozen: &mut dyn FnMut
                 result
             }
             Step::Thaw(of) => {
-                let result = each(parts, of, "thaw", |part| part.thaw());
+                let result = each(parts, of, THAW, |part| part.thaw());
                 pause = watch.map_or(Duration::ZERO, |watch| watch.elapsed());
                 result
             }
@@ -77,8 +80,11 @@ pub(crate) fn take(parts: &mut Parts, mut writer: Writer, frozen: &mut dyn FnMut
             }
         };
         protocol.done(result.is_ok());
-        // The first failure is the cause; later ones follow from it.
-        failure = failure.or(result.err());
+        // The first failure is the cause and later ones follow from it; but that a guest stands still is what people must be told.
+        failure = match result.err() {
+            Some(stands) if stands.phase == THAW => Some(stands),
+            other => failure.or(other),
+        };
     }
     let steps =
         parts.iter().flat_map(|part| part.notes().into_iter().map(|note| (format!("{} {}", part.name(), note.step), note.took))).collect();

@@ -1,6 +1,6 @@
 //! What can go wrong with an experiment.
 
-use crate::coordinate::PartFailure;
+use crate::coordinate::{PartFailure, THAW};
 use std::{io, path::PathBuf};
 
 /// Errors of this room.
@@ -55,7 +55,12 @@ pub enum Error {
     },
     /// A part failed in a checkpoint. All guests go on, and nothing was stored.
     #[error("the checkpoint failed and was dropped, the guests go on: {0}")]
-    Checkpoint(#[from] PartFailure),
+    Checkpoint(#[source] PartFailure),
+    /// A part could not go on after the pause of a checkpoint.
+    #[error(
+        "the checkpoint failed and was dropped, and the guest stands still: {0}. `fermata resume` tries to start it again, `fermata goto ID` goes back"
+    )]
+    Stopped(#[source] PartFailure),
     /// The run was taken elsewhere while a checkpoint of it was made.
     #[error("run {run} was taken to another checkpoint before this one was finished; it was dropped")]
     Left {
@@ -71,6 +76,12 @@ pub enum Error {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] fermata_store::Error),
+}
+
+impl From<PartFailure> for Error {
+    fn from(failure: PartFailure) -> Self {
+        if failure.phase == THAW { Self::Stopped(failure) } else { Self::Checkpoint(failure) }
+    }
 }
 
 /// What this room returns.

@@ -68,7 +68,9 @@ impl Host {
     /// A fresh directory for one QEMU process.
     pub(crate) fn place(&self, machine: &str) -> Place {
         let number = self.bodies.fetch_add(1, Ordering::Relaxed);
-        Place { directory: self.run_dir.join(format!("{machine}.{number}")) }
+        let name = format!("{machine}.{number}");
+        let experiment = self.run_dir.file_name().unwrap_or_default();
+        Place { directory: self.run_dir.join(&name), logs: self.store.live_dir().join("logs").join(experiment).join(name) }
     }
 
     /// The golden image of a disk, opened once and known to the store. Fails if it changed since.

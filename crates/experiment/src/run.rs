@@ -115,6 +115,12 @@ impl Run {
         self.state().standing.clone()
     }
 
+    /// Branches that are its own: the one that it grows, and the one that a checkpoint under way is about to move.
+    pub fn branches(&self) -> Vec<String> {
+        let state = self.state();
+        state.moving.iter().cloned().chain([state.standing.branch.clone()]).collect()
+    }
+
     /// Takes a checkpoint. Returns when it is permanent, or dropped with the guests running on.
     pub fn checkpoint(&self, message: Option<String>) -> Result<(CheckpointId, Record)> {
         self.checkpoint_observed(message, &mut |_| {})
@@ -187,6 +193,25 @@ impl Run {
         });
         coordinate::settle(&mut lock(), result.as_ref().ok().map(|(_, _, saved)| saved.as_slice()));
         result.map(|(id, record, _)| (id, record))
+    }
+
+    /// Stops the machine. A checkpoint that is about to stop it too is waited for: it would let it go on.
+    pub fn pause(&self) -> Result<()> {
+        let (parts, body) = self.here();
+        let _nobody_stops_or_resumes = parts.lock().expect("nobody panics with the lock");
+        Ok(body.machine().stop()?)
+    }
+
+    /// Lets the machine go on.
+    pub fn resume(&self) -> Result<()> {
+        let (parts, body) = self.here();
+        let _nobody_stops_or_resumes = parts.lock().expect("nobody panics with the lock");
+        Ok(body.machine().run()?)
+    }
+
+    fn here(&self) -> (Arc<Mutex<Parts>>, Arc<Body>) {
+        let state = self.state();
+        (state.parts.clone(), state.body.clone())
     }
 
     /// Moves the run into a body that stands elsewhere. Returns the body that it left.

@@ -52,7 +52,7 @@ impl Child {
         self.pid
     }
 
-    /// Takes over a descriptor that the child sends with one byte on its standard input.
+    /// Takes over a descriptor that the child sends with one byte on its standard input; a byte without one is an errno.
     pub fn receive_descriptor(&self, time: Duration) -> io::Result<(u8, OwnedFd)> {
         self.channel.set_read_timeout(Some(time))?;
         let mut byte = [0];
@@ -69,7 +69,8 @@ impl Child {
                 return Ok((byte[0], descriptor));
             }
         }
-        Err(io::Error::other(format!("the child sent {} and no descriptor", byte[0])))
+        // In place of a descriptor comes the reason why there is none.
+        Err(io::Error::from_raw_os_error(byte[0].into()))
     }
 
     /// Whether it ended, and how.

@@ -16,7 +16,15 @@ pub struct FileLock {
 impl FileLock {
     /// Takes the lock, making the file if there is none. None: somebody else holds it.
     pub fn try_take(path: &Path) -> io::Result<Option<Self>> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        Self::lock(OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?)
+    }
+
+    /// Whether somebody holds the lock. No if there is no such file.
+    pub fn is_held(path: &Path) -> bool {
+        File::open(path).is_ok_and(|file| matches!(Self::lock(file), Ok(None)))
+    }
+
+    fn lock(file: File) -> io::Result<Option<Self>> {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(Self { _file: file })),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),

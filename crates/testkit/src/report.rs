@@ -37,7 +37,8 @@ impl Report {
     /// A report of a bench on this machine.
     pub fn new(bench: &'static str) -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
-        let processor = read("/proc/cpuinfo").lines().find_map(|line| Some(line.split_once("model name")?.1.trim_matches([' ', '\t', ':']).to_owned()));
+        let processor =
+            read("/proc/cpuinfo").lines().find_map(|line| Some(line.split_once("model name")?.1.trim_matches([' ', '\t', ':']).to_owned()));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let machine = format!("{cores} x {}, Linux {}", processor.unwrap_or_default(), read("/proc/sys/kernel/osrelease").trim());
         Self { bench, machine, figures: Vec::new() }

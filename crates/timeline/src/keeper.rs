@@ -8,8 +8,8 @@ use fermata_types::{CheckpointId, VirtualTime};
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Condvar, Mutex,
-        atomic::{AtomicU64, Ordering},
+        Arc, Condvar, Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::JoinHandle,
     time::Duration,
@@ -67,8 +67,12 @@ pub struct Keeper {
     trouble: Mutex<Option<String>>,
     clock: Mutex<Option<JoinHandle<()>>>,
     ending: Arc<(Mutex<bool>, Condvar)>,
-    /// Forks and gotos name branches one after the other.
-    naming: AtomicU64,
+    /// Numbers the forks without a name.
+    forks: AtomicU64,
+    /// Held on a journey. They name branches and share one spare process, so they go one after the other.
+    journey: Mutex<()>,
+    /// Nothing begins any more. Changes only while no journey is under way.
+    over: AtomicBool,
 }
 
 impl Keeper {
@@ -84,12 +88,15 @@ impl Keeper {
             trouble: Mutex::default(),
             clock: Mutex::default(),
             ending: Arc::default(),
-            naming: AtomicU64::new(1),
+            forks: AtomicU64::new(1),
+            journey: Mutex::new(()),
+            over: AtomicBool::new(false),
         })
     }
 
     /// Boots the experiment's machines as its first run, and starts the clock.
     pub fn boot(self: &Arc<Self>) -> Result<()> {
+        let _one_at_a_time = self.set_out()?;
         let branch = self.free_branch(FIRST_RUN, &[])?;
         let run = Run::boot(self.host.clone(), &self.spec, &branch, &mut |what, progress| self.report(what, progress))?;
         self.report("", Progress::default());
@@ -100,6 +107,7 @@ impl Keeper {
     /// Brings back the experiment's first run from a checkpoint instead, and starts the clock.
     pub fn revive(self: &Arc<Self>, id: CheckpointId, eager: bool, paused: bool) -> Result<Resumed> {
         let watch = Stopwatch::start();
+        let _one_at_a_time = self.set_out()?;
         let record = self.record(&id)?;
         let how = Journey { eager, paused, fresh_randomness: false };
         let branch = self.branch_from(&record.branch, &id, &[])?;
@@ -109,6 +117,15 @@ impl Keeper {
         let run = Run::begin(self.host.clone(), &self.spec, FIRST_RUN, arrival)?;
         self.add(run);
         Ok(Resumed { run: FIRST_RUN.to_owned(), branch, checkpoint: id, time_virtual, took, warm })
+    }
+
+    /// Begins a journey, unless all is ending. The next one waits until this one is over.
+    fn set_out(&self) -> Result<MutexGuard<'_, ()>> {
+        let guard = self.journey.lock().expect("nobody panics with the lock");
+        if self.over.load(Ordering::Relaxed) {
+            return Err(Error::Refused(format!("{} is ending", self.spec.name)));
+        }
+        Ok(guard)
     }
 
     fn add(self: &Arc<Self>, run: Run) {
@@ -171,8 +188,9 @@ impl Keeper {
 
     /// Takes a checkpoint of a run.
     pub fn checkpoint(&self, run: Option<&str>, message: Option<String>) -> Result<(CheckpointId, Record)> {
+        let run = self.run(run)?;
         self.report("storing the checkpoint", Progress::default());
-        let result = self.run(run)?.checkpoint(message);
+        let result = run.checkpoint(message);
         self.report("", Progress::default());
         Ok(result?)
     }
@@ -180,6 +198,7 @@ impl Keeper {
     /// Takes a run to a checkpoint. If that fails the run goes on where it was.
     pub fn goto(&self, to: &str, run: Option<&str>, eager: bool, paused: bool) -> Result<Resumed> {
         let watch = Stopwatch::start();
+        let _one_at_a_time = self.set_out()?;
         let run = self.run(run)?;
         let (id, record) = self.find(to)?;
         let before = run.body();
@@ -213,6 +232,7 @@ impl Keeper {
     /// Starts another run from a checkpoint: of this id, or the newest one of a run.
     pub fn fork(&self, from: Option<&str>, run: Option<&str>, fork: Fork) -> Result<Resumed> {
         let watch = Stopwatch::start();
+        let _one_at_a_time = self.set_out()?;
         let (id, record) = match from {
             Some(from) => self.find(from)?,
             None => {
@@ -268,7 +288,7 @@ impl Keeper {
 
     /// Branches that runs grow, but for one run's.
     fn growing(&self, except: Option<&str>) -> Vec<String> {
-        self.runs().iter().filter(|run| Some(run.name()) != except).map(|run| run.standing().branch).collect()
+        self.runs().iter().filter(|run| Some(run.name()) != except).flat_map(|run| run.branches()).collect()
     }
 
     /// The branch that grows from a checkpoint: the one it is the head of, else a new one beside it. What was there is never overwritten.
@@ -290,14 +310,16 @@ impl Keeper {
 
     fn fork_name(&self, wanted: Option<String>) -> Result<String> {
         let Some(name) = wanted else {
-            let number = self.naming.fetch_add(1, Ordering::Relaxed);
-            return self.free_branch(&format!("fork-{number}"), &self.growing(None));
+            let number = self.forks.fetch_add(1, Ordering::Relaxed);
+            let names: Vec<_> = self.runs().iter().map(|run| run.name().to_owned()).chain(self.growing(None)).collect();
+            return self.free_branch(&format!("fork-{number}"), &names);
         };
         let valid = |character: char| character.is_ascii_alphanumeric() || "-_.".contains(character);
         if name.is_empty() || name.len() > 64 || !name.chars().all(valid) || name.starts_with('-') {
             return Err(Error::Refused(format!("\"{name}\" is no name for a run: use up to 64 letters, digits, - _ and .")));
         }
-        if self.free_branch(&name, &self.growing(None))? != name {
+        let lives = self.runs().iter().any(|run| run.name() == name);
+        if lives || self.free_branch(&name, &self.growing(None))? != name {
             return Err(Error::Refused(format!("there is a run or a branch \"{name}\" already: choose another name")));
         }
         Ok(name)
@@ -305,6 +327,7 @@ impl Keeper {
 
     /// Ends a run, or all of them and the keeper with them. What they did since their last checkpoints is gone.
     pub fn down(&self, run: Option<&str>) -> Result<Vec<String>> {
+        let _no_journey = self.journey.lock().expect("nobody panics with the lock");
         let ended: Vec<_> = match run {
             Some(name) => vec![self.run(Some(name))?],
             None => self.runs(),
@@ -315,6 +338,7 @@ impl Keeper {
         let last = runs.is_empty();
         drop(runs);
         if last {
+            self.over.store(true, Ordering::Relaxed);
             self.stop_clock();
             self.spares.end();
         }

@@ -53,7 +53,9 @@ impl Spares {
         match body.blueprint() {
             Ok(blueprint) => {
                 self.shelf.0.lock().expect("nobody panics with the lock").making += 1;
-                self.send(Errand::Make(blueprint));
+                if !self.send(Errand::Make(blueprint)) {
+                    self.shelf.0.lock().expect("nobody panics with the lock").making -= 1;
+                }
             }
             Err(error) => tracing::warn!("no spare process: {error}"),
         }
@@ -61,13 +63,14 @@ impl Spares {
 
     /// Get rid of a body, without waiting.
     pub fn bury(&self, body: Arc<Body>) {
+        // It may have work before it that takes long, and a guest that was left must not use the processor meanwhile.
+        let _ = body.machine().stop();
         self.send(Errand::Bury(body));
     }
 
-    fn send(&self, errand: Errand) {
-        if let Some(errands) = self.errands.lock().expect("nobody panics with the lock").as_ref() {
-            let _ = errands.send(errand);
-        }
+    /// Whether there is still somebody to do it.
+    fn send(&self, errand: Errand) -> bool {
+        self.errands.lock().expect("nobody panics with the lock").as_ref().is_some_and(|errands| errands.send(errand).is_ok())
     }
 
     pub fn ready(&self) -> bool {

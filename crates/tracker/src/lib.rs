@@ -32,7 +32,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Watches a guest's memory for writes.
 ///
-/// A page that is written between two calls of `take` is named by the second one; naming a page that was not written is allowed and only costs time.
+/// A page that is written between two calls of `take` is named by the second one; naming a page that was not written is allowed and only costs time, as long as
+/// the page is there: one that still has to be restored must not be named, for its content would be taken from a hole.
 /// Pages are numbered from the start of the guest's memory.
 pub trait Tracker: Send {
     /// The mechanism, as people call it: `scan`.

@@ -13,6 +13,8 @@ const MECHANISM: &str = "scan";
 pub struct ScanTracker {
     pagemap: Pagemap,
     range: Range<u64>,
+    /// Found by a scan that failed half way. The kernel watches them again, and would not name them a second time.
+    found: PageSet,
     // Closing the last copy of the descriptor would end the protection.
     _userfault: Arc<Userfault>,
 }
@@ -23,7 +25,7 @@ impl ScanTracker {
         let failed = |what| move |source| Error::Io { mechanism: MECHANISM, what, source };
         let pagemap = Pagemap::open(pid).map_err(failed("opening the page map"))?;
         userfault.protect(range.clone()).map_err(failed("write-protecting the memory"))?;
-        Ok(Self { pagemap, range, _userfault: userfault })
+        Ok(Self { pagemap, range, found: PageSet::new(), _userfault: userfault })
     }
 }
 
@@ -33,14 +35,14 @@ impl Tracker for ScanTracker {
     }
 
     fn take(&mut self) -> Result<PageSet> {
-        let mut pages = PageSet::new();
+        let found = &mut self.found;
         let start = self.range.start;
         let page = |address: u64| ((address - start) / PAGE_SIZE as u64) as u32;
         self.pagemap
             .take_written(self.range.clone(), |written| {
-                pages.insert_range(page(written.start)..page(written.end));
+                found.insert_range(page(written.start)..page(written.end));
             })
             .map_err(|source| Error::Io { mechanism: MECHANISM, what: "PAGEMAP_SCAN", source })?;
-        Ok(pages)
+        Ok(std::mem::take(&mut self.found))
     }
 }

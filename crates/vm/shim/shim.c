@@ -67,6 +67,8 @@ __attribute__((constructor)) static void hand_over(void)
         header->cmsg_len = CMSG_LEN(sizeof fd);
         memcpy(CMSG_DATA(header), &fd, sizeof fd);
     }
-    sendmsg(0, &message, MSG_NOSIGNAL);
+    /* Nobody to hear it: we were left before the line above could tie us to our parent. */
+    if (sendmsg(0, &message, MSG_NOSIGNAL) < 0)
+        _exit(1);
     /* The descriptor stays open here: should we die first, the kernel must not let the guest go on with empty pages. */
 }

@@ -68,6 +68,8 @@ pub(crate) const ICOUNT_SHIFT: u32 = 3;
 pub struct Place {
     /// Mode 0700, on tmpfs.
     pub directory: PathBuf,
+    /// Mode 0700, not on tmpfs: what the guest prints must not take the room of its memory.
+    pub logs: PathBuf,
 }
 
 impl Place {
@@ -87,7 +89,14 @@ impl Place {
 
     /// What the serial console printed.
     pub fn console_log(&self) -> PathBuf {
-        self.file("console.log")
+        self.logs.join("console.log")
+    }
+
+    /// Removes all of it. What cannot be removed stays.
+    pub(crate) fn remove(&self) {
+        for directory in [&self.directory, &self.logs] {
+            let _ = std::fs::remove_dir_all(directory);
+        }
     }
 
     pub(crate) fn agent_socket(&self) -> PathBuf {

@@ -20,7 +20,7 @@ use qapi::qmp;
 use std::{
     env,
     fs::{self, File},
-    io::Write,
+    io::{Read, Write},
     net::Shutdown,
     ops::Range,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
@@ -81,6 +81,7 @@ pub struct Machine {
     agent: Agent,
     /// It came back powered off.
     off: AtomicBool,
+    held: AtomicBool,
 }
 
 impl Machine {
@@ -102,12 +103,21 @@ impl Machine {
     }
 
     fn start(config: MachineConfig, place: Place, start: Start) -> Result<Self> {
+        let directories = place.clone();
+        Self::start_in(config, place, start).inspect_err(|_| directories.remove())
+    }
+
+    fn start_in(config: MachineConfig, place: Place, start: Start) -> Result<Self> {
         let name = config.name.clone();
         let failed = |what, path: &std::path::Path| {
             let path = path.to_owned();
             move |source| Error::Io { what, path, source }
         };
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&place.directory).map_err(failed("making", &place.directory))?;
+        for directory in [&place.directory, &place.logs] {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed("making", directory))?;
+        }
+        // QEMU appends to it, and an earlier process may have had the same number.
+        File::create(place.console_log()).map_err(failed("making", &place.console_log()))?;
         write_private(&place.shim(), SHIM).map_err(failed("writing", &place.shim()))?;
         let ram = MemoryFile::create(&place.ram(), config.memory).map_err(failed("making guest memory in", &place.ram()))?;
         let id = MachineId(fermata_linux::random::bytes().map_err(failed("drawing a machine id for", &place.directory))?);
@@ -148,6 +158,7 @@ impl Machine {
             pager: OnceLock::new(),
             agent,
             off: AtomicBool::new(false),
+            held: AtomicBool::new(false),
         })
     }
 
@@ -188,8 +199,12 @@ impl Machine {
         Ok(kind.unwrap_or(&self.config.machine_type).to_owned())
     }
 
-    /// Lets the guest run.
+    /// Lets the guest run. One that has powered itself off does not go on from there.
     pub fn run(&self) -> Result<()> {
+        if self.off.load(Ordering::Relaxed) {
+            let message = "it has powered itself off, and cannot go on from there: `fermata goto` an earlier checkpoint".to_owned();
+            return Err(Error::Unsupported { machine: self.config.name.clone(), message });
+        }
         self.monitor.run(&qmp::cont {})?;
         Ok(())
     }
@@ -198,6 +213,11 @@ impl Machine {
     pub fn stop(&self) -> Result<()> {
         self.monitor.run(&qmp::stop {})?;
         Ok(())
+    }
+
+    /// While it is held for a checkpoint, it counts as running: nobody stopped it, and it goes on in a moment.
+    pub(crate) fn hold(&self, held: bool) {
+        self.held.store(held, Ordering::Relaxed);
     }
 
     /// What it does now.
@@ -210,6 +230,7 @@ impl Machine {
                 qmp::RunState::running => Status::Running,
                 qmp::RunState::shutdown | qmp::RunState::guest_panicked => Status::Off,
                 _ if self.off.load(Ordering::Relaxed) => Status::Off,
+                _ if self.held.load(Ordering::Relaxed) => Status::Running,
                 _ => Status::Paused,
             },
             Err(error) => Status::Gone(error.to_string()),
@@ -232,7 +253,8 @@ impl Machine {
         // live: false leaves the machine stopped, and its clocks as they are.
         let save = qmp::xen_save_devices_state { filename: path.to_string_lossy().into_owned(), live: Some(false) };
         let (_, done) = self.monitor.run_beside(&save, work)?;
-        let state = fs::read(&path).map_err(|source| Error::Io { what: "reading the device state", path, source })?;
+        let state =
+            read_at_most(&path, device_state::BYTES_MAX).map_err(|source| Error::Io { what: "reading the device state", path, source })?;
         Ok((state, done))
     }
 
@@ -274,6 +296,7 @@ impl Machine {
     fn load_devices(&self, devices: &[u8]) -> Result<()> {
         self.monitor.run(&qmp::migrate_incoming { uri: Some("fd:0".into()), channels: None, exit_on_error: None })?;
         let broken = |_| self.monitor.gone("did not take the device state");
+        self.child.channel.set_write_timeout(Some(PATIENCE)).map_err(broken)?;
         (&self.child.channel).write_all(devices).map_err(broken)?;
         self.child.channel.shutdown(Shutdown::Write).map_err(broken)?;
         let waited = Stopwatch::start();
@@ -322,7 +345,7 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         self.child.kill();
-        let _ = fs::remove_dir_all(&self.place.directory);
+        self.place.remove();
     }
 }
 
@@ -338,6 +361,16 @@ fn spawn(config: &MachineConfig, id: &MachineId, place: &Place, start: Start) ->
     command.args(arguments(config, id, place, start)).env("LD_PRELOAD", place.shim());
     command.stdout(Stdio::null()).stderr(log);
     launch(command).map_err(|source| Error::NoQemu { machine: config.name.clone(), program, source })
+}
+
+fn read_at_most(path: &std::path::Path, bytes: u64) -> std::io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    if file.metadata()?.len() > bytes {
+        return Err(std::io::Error::other(format!("it has more than {bytes} bytes")));
+    }
+    let mut content = Vec::new();
+    file.take(bytes).read_to_end(&mut content)?;
+    Ok(content)
 }
 
 fn write_private(path: &std::path::Path, content: &[u8]) -> std::io::Result<()> {

@@ -20,16 +20,17 @@ type Connection = Qmp<Stream<BufReader<UnixStream>, BufWriter<UnixStream>>>;
 /// A QMP connection. One command at a time.
 pub(crate) struct Monitor {
     machine: String,
+    socket: PathBuf,
     child: Arc<Child>,
     log: PathBuf,
-    // None once an answer failed to come: what arrives later would be taken for the answer of another command.
+    // None once an answer failed to come: what arrives later would be taken for the answer of another command. The next command connects anew.
     connection: Mutex<Option<Connection>>,
 }
 
 impl Monitor {
     /// Connects to a QEMU that is starting.
     pub fn connect(machine: &str, socket: &Path, log: PathBuf, child: Arc<Child>) -> Result<Self> {
-        let monitor = Self { machine: machine.to_owned(), child, log, connection: Mutex::new(None) };
+        let monitor = Self { machine: machine.to_owned(), socket: socket.to_owned(), child, log, connection: Mutex::new(None) };
         let waited = Stopwatch::start();
         let stream = loop {
             match UnixStream::connect(socket) {
@@ -52,6 +53,9 @@ impl Monitor {
     /// Runs a command, and does something else while QEMU is at it.
     pub fn run_beside<C: Command, T>(&self, command: &C, work: impl FnOnce() -> T) -> Result<(C::Ok, T)> {
         let mut slot = self.connection.lock().expect("nobody panics with the lock");
+        if slot.is_none() && self.child.ended().is_none() {
+            *slot = UnixStream::connect(&self.socket).map_err(ExecuteError::from).and_then(handshake).ok();
+        }
         let Some(connection) = slot.as_mut() else { return Err(self.gone("does not answer")) };
         let asked = connection.write_command(command);
         let done = work();

@@ -25,6 +25,9 @@ static ZEROS: [u8; ZERO_AROUND as usize * PAGE_SIZE] = [0; ZERO_AROUND as usize 
 /// How long the server of faults sleeps before it looks whether it should end.
 const PATIENCE: Duration = Duration::from_millis(50);
 
+/// `ESRCH`: what userfaultfd answers when the memory that it serves is no more.
+const NO_SUCH_PROCESS: i32 = 3;
+
 /// How far a lazy restore is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Paging {
@@ -105,7 +108,10 @@ impl Pager {
         if self.shared.complete.load(Ordering::Acquire) {
             return Ok(());
         }
-        (first..first.saturating_add(pages)).try_for_each(|page| self.shared.bring_in(page).map_err(io::Error::other))
+        (first..first.saturating_add(pages)).try_for_each(|page| {
+            // A disk that cannot answer would leave the guest hanging without a word.
+            self.shared.bring_in(page).inspect_err(|error| self.shared.give_up(page.into(), error)).map_err(io::Error::other)
+        })
     }
 
     /// How far it is.
@@ -134,8 +140,9 @@ impl Shared {
         let mut faults = Vec::new();
         while !self.ending.load(Ordering::Acquire) {
             faults.clear();
-            if self.userfault.wait(&mut faults, PATIENCE).is_err() {
-                return;
+            if let Err(source) = self.userfault.wait(&mut faults, PATIENCE) {
+                let error = Error::Io { what: "waiting for touches of", path: self.ram.path().to_owned(), source };
+                return self.give_up(0, &error);
             }
             for Fault { address } in &faults {
                 self.touched.fetch_add(1, Ordering::Relaxed);
@@ -149,7 +156,9 @@ impl Shared {
 
     /// The guest waits for a page that we cannot give it. It must not go on with a wrong one, and it cannot go on without.
     fn give_up(&self, page: u64, error: &Error) {
-        if self.child.ended().is_some() || self.ending.load(Ordering::Acquire) {
+        // A process that is going away takes its memory along before it can be seen to have ended.
+        let memory_gone = matches!(error, Error::Io { source, .. } if source.raw_os_error() == Some(NO_SUCH_PROCESS));
+        if memory_gone || self.child.ended().is_some() || self.ending.load(Ordering::Acquire) {
             return;
         }
         tracing::error!("page {page} cannot be restored, ending the machine: {error}");

@@ -112,6 +112,8 @@ impl MachinePart {
             })?;
             for (page, content) in copies.iter() {
                 self.ahead.insert(page, storage.put_page(content)?);
+                // What is staged counts for more than what was sent ahead, so an older copy must not stay there.
+                self.staging.forget(page);
             }
         }
         Ok(())
@@ -167,6 +169,7 @@ impl Part<Writer> for MachinePart {
             status => self.before = status,
         }
         if self.before == Status::Running {
+            self.machine.hold(true);
             self.timed("stop", |part| part.machine.stop())?;
         }
         Ok(())
@@ -196,7 +199,9 @@ impl Part<Writer> for MachinePart {
 
     fn thaw(&mut self) -> Result<(), Failure> {
         if std::mem::replace(&mut self.before, Status::Paused) == Status::Running {
-            self.timed("resume", |part| part.machine.run())?;
+            let resumed = self.timed("resume", |part| part.machine.run());
+            self.machine.hold(false);
+            resumed?;
         }
         Ok(())
     }

@@ -36,6 +36,11 @@ impl Staging {
         Ok(())
     }
 
+    /// Drops the copy of a page, for there is a newer one elsewhere.
+    pub fn forget(&mut self, page: PageNumber) {
+        self.slots.remove(&page);
+    }
+
     /// Every page, in order.
     pub fn iter(&self) -> impl Iterator<Item = (PageNumber, &PageBuf)> {
         self.slots.iter().map(|(page, at)| (*page, self.bytes[*at..at + PAGE_SIZE].try_into().expect("a slot is a page")))
