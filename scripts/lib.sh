@@ -5,7 +5,10 @@
 FERMATA_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # Where the guests are kept once they are built.
 FERMATA_GUESTS=${FERMATA_GUESTS:-$FERMATA_ROOT/.guests}
-export FERMATA_ROOT FERMATA_GUESTS
+FERMATA_GUESTS=$(realpath -m "$FERMATA_GUESTS")
+# Ordinary users of Debian do not have the system's programs on their path: depmod, mkfs.ext4, e2fsck.
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+export FERMATA_ROOT FERMATA_GUESTS PATH
 
 # say TEXT...: one line about what happens now. On stderr, so that output for programs stays clean.
 say() { printf '\033[2m==\033[0m %s\n' "$*" >&2; }
@@ -14,6 +17,17 @@ say() { printf '\033[2m==\033[0m %s\n' "$*" >&2; }
 die() {
     printf '%s: %s\n' "${0##*/}" "$*" >&2
     exit 1
+}
+
+# as_root COMMAND...: runs it as root, by sudo if need be.
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo "$@"
+    else
+        die "this needs root and there is no sudo; as root, run: $*"
+    fi
 }
 
 # need PROGRAM...: ends the script when a program is missing.
@@ -51,6 +65,10 @@ made() { printf '%s\n' "$2" >"$FERMATA_GUESTS/$1.stamp"; }
 # download PACKAGE...: fetches Debian packages into the current directory and installs nothing.
 download() {
     # Outside of root's own directories apt warns that it does not drop its rights: that is no news here.
+    apt-get -qq -o APT::Sandbox::User=root download "$@" && return
+    # Lists that are some weeks old name versions that are gone.
+    say "reading the package lists, for these are too old to download $*"
+    as_root apt-get -qq update || die "apt-get update failed: check the network and the files in /etc/apt"
     apt-get -qq -o APT::Sandbox::User=root download "$@" ||
         die "apt cannot download $*: check the network, then run scripts/setup"
 }

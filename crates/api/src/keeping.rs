@@ -37,6 +37,9 @@ struct Will {
     goto: Option<GotoRequest>,
 }
 
+/// How long somebody may take to start a keeper.
+const STARTING_MAX: Duration = Duration::from_secs(10);
+
 /// How a keeper's beginning went.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -95,13 +98,15 @@ pub fn revive(store: &Path, experiment: Option<&str>, request: &GotoRequest, bus
     resumed.ok_or_else(|| Problem::new("the keeper started and went nowhere; `fermata ls` shows what it does"))
 }
 
-/// Held while a keeper of this experiment is being started.
+/// Held while somebody's keeper is being started, until that holds a lock of its own.
 fn starting(name: &str) -> Result<FileLock, Problem> {
     let root = paths::run_root();
     let failed = |error: io::Error| Problem::new(format!("cannot start {name} in {}: {error}", root.display()));
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&root).map_err(failed)?;
-    let lock = FileLock::try_take(&root.join(format!("{name}.starting"))).map_err(failed)?;
-    lock.ok_or_else(|| Problem::new(format!("somebody is starting {name} already: `fermata ls` shows it in a moment")))
+    let lock = FileLock::of_directory(&root, STARTING_MAX).map_err(failed)?;
+    lock.ok_or_else(|| {
+        Problem::new(format!("somebody has been starting an experiment in {} for long: is that process stuck?", root.display()))
+    })
 }
 
 /// Makes the run directory, unless somebody lives there.
@@ -123,7 +128,7 @@ fn settle(will: &Will) -> Result<PathBuf, Problem> {
 
 fn start(will: &Will, busy: &mut dyn FnMut(Activity)) -> Result<(Box<Experiment>, Option<Resumed>), Problem> {
     // Two who start the same experiment at once would clear away each other's directory.
-    let _starting = starting(&will.spec.name)?;
+    let mut starting = Some(starting(&will.spec.name)?);
     let run_dir = settle(will)?;
     let failed = |error: io::Error| Problem::new(format!("cannot start a keeper: {error}"));
     let log = fs::File::create(paths::keeper_log(&run_dir)).map_err(failed)?;
@@ -145,7 +150,12 @@ fn start(will: &Will, busy: &mut dyn FnMut(Activity)) -> Result<(Box<Experiment>
     let line = loop {
         match birth.recv_timeout(Duration::from_millis(100)) {
             Ok(line) => break line.map_err(failed)?,
-            Err(mpsc::RecvTimeoutError::Timeout) => busy(client_at(&run_dir).map(|client| client.activity()).unwrap_or_default()),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                if is_alive(&run_dir) {
+                    starting.take();
+                }
+                busy(client_at(&run_dir).map(|client| client.activity()).unwrap_or_default());
+            }
             Err(mpsc::RecvTimeoutError::Disconnected) => break String::new(),
         }
     };

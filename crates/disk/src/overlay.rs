@@ -263,6 +263,8 @@ impl Disk {
                 },
                 Place::Unasked => match self.bring_up(state, run.start..run.start + blocks) {
                     Ok(()) => continue,
+                    // What the attempt did find out needs no space any more.
+                    Err(error) if error.is_no_space() && state.map.get(run.start) != Place::Unasked => continue,
                     Err(error) if error.is_no_space() => {
                         let end = end.min(u64::from(run.start + 1) * BLOCK);
                         self.read_unasked(state, at..end, output)?;

@@ -165,7 +165,9 @@ impl Run {
             )));
         }
         let lock = || parts.lock().expect("nobody panics with the lock");
-        let tentative = coordinate::take(&mut lock(), self.host.store().writer()?, &mut || frozen(body))?;
+        let mut writer = self.host.store().writer()?;
+        writer.stand_on(&body.images());
+        let tentative = coordinate::take(&mut lock(), writer, &mut || frozen(body))?;
         let watch = Stopwatch::start();
         let (pause, steps) = (tentative.pause, tentative.steps.clone());
         let result = tentative.save().map_err(Error::from).and_then(|mut done| {

@@ -1,10 +1,12 @@
 //! Files that are held as long as a process lives (flock(2)).
 
+use crate::clock::Stopwatch;
 use rustix::fs::{FlockOperation, flock};
 use std::{
     fs::{File, OpenOptions},
     io,
     path::Path,
+    time::Duration,
 };
 
 /// A held lock. The kernel lets go of it when the process ends, however it ends.
@@ -17,6 +19,17 @@ impl FileLock {
     /// Takes the lock, making the file if there is none. None: somebody else holds it.
     pub fn try_take(path: &Path) -> io::Result<Option<Self>> {
         Self::lock(OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?)
+    }
+
+    /// Takes the lock of a directory itself, waiting for it at most so long. None: somebody else held it all the time.
+    pub fn of_directory(path: &Path, time: Duration) -> io::Result<Option<Self>> {
+        let watch = Stopwatch::start();
+        loop {
+            match Self::lock(File::open(path)?)? {
+                None if watch.elapsed() < time => std::thread::sleep(Duration::from_millis(20)),
+                taken => return Ok(taken),
+            }
+        }
     }
 
     /// Whether somebody holds the lock. No if there is no such file.

@@ -136,6 +136,8 @@ impl Index {
 
     /// Runs the only write transaction of all processes. It is durable when this returns, or nothing of it happened.
     pub fn write<T>(&self, change: impl FnOnce(&mut RwTxn<'_>) -> Result<T>) -> Result<T> {
+        // A process that was killed while it read would keep every page from being used again that was freed since.
+        self.env.clear_stale_readers().map_err(self.error())?;
         let mut transaction = self.env.write_txn().map_err(self.error())?;
         let value = change(&mut transaction)?;
         transaction.commit().map_err(self.error())?;

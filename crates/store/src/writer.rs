@@ -46,6 +46,8 @@ pub struct Writer {
     nodes: HashMap<NodeName, Arc<Loaded>>,
     /// Golden images that pages were found in, by number.
     images: HashMap<u32, ImageId>,
+    /// Images that pages may be found in; none: all that are open.
+    allowed: Option<Vec<ImageId>>,
 }
 
 impl std::fmt::Debug for Writer {
@@ -66,7 +68,13 @@ impl Writer {
             blobs: HashSet::new(),
             nodes: HashMap::new(),
             images: HashMap::new(),
+            allowed: None,
         })
+    }
+
+    /// From now on pages may be found in these golden images only, not in every one that is open: those that the record will list.
+    pub fn stand_on(&mut self, images: &[ImageId]) {
+        self.allowed = Some(images.to_vec());
     }
 
     /// The store that the checkpoint goes to.
@@ -177,8 +185,10 @@ impl Writer {
         }
         let open = self.store.0.images.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         match open.get(&number) {
-            Some((image, _)) => self.images.insert(number, *image).is_none(),
-            None => false,
+            Some((image, _)) if self.allowed.as_ref().is_none_or(|allowed| allowed.contains(image)) => {
+                self.images.insert(number, *image).is_none()
+            }
+            _ => false,
         }
     }
 
