@@ -52,7 +52,15 @@ impl Host {
         if !tmpfs {
             return Err(Error::NotTmpfs { directory: run_dir });
         }
-        Ok(Self { store, run_dir, images: Mutex::default(), bodies: AtomicU64::new(0) })
+        let host = Self { store, run_dir, images: Mutex::default(), bodies: AtomicU64::new(0) };
+        // What a keeper that was killed left behind.
+        let _ = fs::remove_dir_all(host.logs());
+        Ok(host)
+    }
+
+    /// Where what the guests print goes: to a disk, since it must not take the room of their memory.
+    fn logs(&self) -> PathBuf {
+        self.store.live_dir().join("logs").join(self.run_dir.file_name().unwrap_or_default())
     }
 
     /// The store.
@@ -69,8 +77,7 @@ impl Host {
     pub(crate) fn place(&self, machine: &str) -> Place {
         let number = self.bodies.fetch_add(1, Ordering::Relaxed);
         let name = format!("{machine}.{number}");
-        let experiment = self.run_dir.file_name().unwrap_or_default();
-        Place { directory: self.run_dir.join(&name), logs: self.store.live_dir().join("logs").join(experiment).join(name) }
+        Place { directory: self.run_dir.join(&name), logs: self.logs().join(name) }
     }
 
     /// The golden image of a disk, opened once and known to the store. Fails if it changed since.
