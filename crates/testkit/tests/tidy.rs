@@ -9,7 +9,7 @@ use std::{
 /// Who may import whom. A new arrow here is a decision; see ARCHITECTURE.md.
 const IMPORTS: &[(&str, &[&str])] = &[
     ("types", &[]),
-    ("linux", &["types"]),
+    ("linux", &[]),
     ("store", &["types"]),
     ("checkpoint", &["types"]),
     ("tracker", &["linux", "types"]),

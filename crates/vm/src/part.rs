@@ -7,9 +7,7 @@ use crate::{Error, Machine, MachineConfig, Result, Status, device_state, staging
 use fermata_checkpoint::{Captured, Failure, Note, Outcome, Part, Saved};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::{Class, Writer};
-use fermata_types::{
-    MachineId, PAGE_SIZE, PageBuf, PageCounts, PageName, PageNumber, PageSet, PartKind, PartState, Root, VirtualTime, ZERO_PAGE,
-};
+use fermata_types::{MachineId, PAGE_SIZE, PageCounts, PageName, PageNumber, PageSet, PartKind, PartState, Root, VirtualTime, ZERO_PAGE};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -236,9 +234,6 @@ impl Captured<Writer> for CapturedMachine {
         for (page, content) in self.staging.iter() {
             self.ahead.insert(page, storage.put_page(content)?);
         }
-        if self.devices.len() as u64 > device_state::BYTES_MAX {
-            return Err(self.corrupt("the device state is larger than any we know").into());
-        }
         let time_virtual = device_state::virtual_time(&self.devices, self.config.deterministic)
             .ok_or_else(|| self.corrupt("QEMU wrote a device state without a clock"))?;
         let changes: Vec<_> = self.ahead.iter().map(|(page, (name, _))| (*page, (*name != ZERO_PAGE).then_some(*name))).collect();
@@ -279,7 +274,5 @@ impl CapturedMachine {
 
 /// Pages in a machine of this much RAM.
 pub fn ram_pages(config: &MachineConfig) -> u64 {
-    config.memory / size_of::<PageBuf>() as u64
+    config.memory / PAGE_SIZE as u64
 }
-
-const _: () = assert!(size_of::<PageBuf>() == PAGE_SIZE);
