@@ -52,25 +52,26 @@ impl Child {
         self.pid
     }
 
-    /// Takes over a descriptor that the child sends with one byte on its standard input; a byte without one is an errno.
-    pub fn receive_descriptor(&self, time: Duration) -> io::Result<(u8, OwnedFd)> {
+    /// Takes over a descriptor that the child sends with some bytes on its standard input; one byte without a descriptor is an errno.
+    pub fn receive_descriptor<const N: usize>(&self, time: Duration) -> io::Result<([u8; N], OwnedFd)> {
         self.channel.set_read_timeout(Some(time))?;
-        let mut byte = [0];
+        let mut bytes = [0; N];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let message = recvmsg(&self.channel, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let message = recvmsg(&self.channel, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
         if message.bytes == 0 || message.flags.contains(ReturnFlags::CTRUNC) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         for received in control.drain() {
             if let RecvAncillaryMessage::ScmRights(mut descriptors) = received
                 && let Some(descriptor) = descriptors.next()
+                && message.bytes == N
             {
-                return Ok((byte[0], descriptor));
+                return Ok((bytes, descriptor));
             }
         }
         // In place of a descriptor comes the reason why there is none.
-        Err(io::Error::from_raw_os_error(byte[0].into()))
+        Err(io::Error::from_raw_os_error(bytes[0].into()))
     }
 
     /// Whether it ended, and how.

@@ -4,8 +4,11 @@
 //! - [`pagemap`]: `PAGEMAP_SCAN`: which pages of a process were written
 //! - [`maps`]: where a file is mapped in another process
 //! - [`memory_file`]: guest RAM as a file on tmpfs
+//! - [`mapping`]: such a file mapped here, for trials and tests
+//! - `kvm` (feature `kvm`): a tiny guest under KVM, and KVM's notes of what it writes, for tests and benches
 //! - [`launch`]: child processes that die with us, and descriptors they hand over
 //! - [`probe`]: what this kernel lets us do
+//! - [`writeback`]: whether written files could be kept
 //! - [`lock`], [`signals`]: how processes know of each other's lives and ends
 //! - [`clock`], [`random`]: the only places where time and randomness come in
 //!
@@ -14,8 +17,11 @@
 #![allow(unsafe_code)]
 
 pub mod clock;
+#[cfg(all(feature = "kvm", target_arch = "x86_64"))]
+pub mod kvm;
 pub mod launch;
 pub mod lock;
+pub mod mapping;
 pub mod maps;
 pub mod memory_file;
 pub mod pagemap;
@@ -23,11 +29,13 @@ pub mod probe;
 pub mod random;
 pub mod signals;
 pub mod userfault;
+pub mod writeback;
 
 pub use launch::{Child, launch};
+pub use mapping::{Discard, Mapping};
 pub use memory_file::MemoryFile;
 pub use pagemap::Pagemap;
-pub use userfault::{Fault, Installed, Userfault};
+pub use userfault::{Fault, FaultKind, Installed, Userfault, Writes};
 
 /// The effective user id.
 pub fn user_id() -> u32 {

@@ -1,14 +1,12 @@
 //! What this host's kernel lets us do, found out by really doing it on a little memory of our own.
 
-use crate::{Pagemap, Userfault};
-use rustix::{
-    fs::{MemfdFlags, ftruncate, memfd_create},
-    mm::{MapFlags, ProtFlags, mmap, munmap},
-};
+use crate::{FaultKind, Mapping, Pagemap, Userfault, Writes};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::{
     fs::OpenOptions,
     io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    time::Duration,
 };
 
 /// Which faults a userfaultfd that can be had here serves.
@@ -43,6 +41,8 @@ pub enum Virtualization {
 
 const USERFAULTFD_IOC_NEW: u64 = 0xAA00;
 const USER_MODE_ONLY: i32 = 1;
+/// How long a trial waits for what comes at once.
+const PATIENCE: Duration = Duration::from_secs(2);
 const PAGE: usize = 4096;
 const PAGES: usize = 16;
 
@@ -50,13 +50,13 @@ const PAGES: usize = 16;
 pub fn write_tracking() -> Result<Reach, Refusal> {
     let refused = |step| move |source| Refusal { step, source };
     let (descriptor, reach) = userfaultfd().map_err(refused("userfaultfd(2)"))?;
-    let userfault = Userfault::new(descriptor).map_err(refused("asynchronous write-protection (UFFD_FEATURE_WP_ASYNC)"))?;
-    let mut memory = Trial::new().map_err(refused("mapping memory for a trial"))?;
-    let range = memory.start..memory.start + (PAGES * PAGE) as u64;
+    let userfault = Userfault::new(descriptor, Writes::Async).map_err(refused("asynchronous write-protection (UFFD_FEATURE_WP_ASYNC)"))?;
+    let memory = trial().map_err(refused("mapping memory for a trial"))?;
+    let range = memory.range();
     userfault.register(range.clone(), false).map_err(refused("UFFDIO_REGISTER of shared memory"))?;
     userfault.protect(range.clone()).map_err(refused("UFFDIO_WRITEPROTECT"))?;
-    memory.write(3);
-    memory.write(7);
+    memory.write(3 * PAGE as u64, 1);
+    memory.write(7 * PAGE as u64, 1);
     let mut written = Vec::new();
     Pagemap::open(std::process::id())
         .and_then(|mut pagemap| pagemap.take_written(range.clone(), |found| written.extend(found.step_by(PAGE))))
@@ -67,20 +67,48 @@ pub fn write_tracking() -> Result<Reach, Refusal> {
     Ok(reach)
 }
 
+/// Tries synchronous write-protection: protects some pages of ours, writes to one in a thread, and lets that thread through.
+pub fn write_faults() -> Result<Reach, Refusal> {
+    let refused = |step| move |source| Refusal { step, source };
+    let (descriptor, reach) = userfaultfd().map_err(refused("userfaultfd(2)"))?;
+    let memory = trial().map_err(refused("mapping memory for a trial"))?;
+    let range = memory.range();
+    let userfault =
+        Userfault::new(descriptor, Writes::Sync).map_err(refused("write-protection of shared memory (UFFD_FEATURE_WP_HUGETLBFS_SHMEM)"))?;
+    userfault.register(range.clone(), false).map_err(refused("UFFDIO_REGISTER of shared memory"))?;
+    userfault.protect(range.clone()).map_err(refused("UFFDIO_WRITEPROTECT"))?;
+    std::thread::scope(|scope| {
+        scope.spawn(|| memory.write(5 * PAGE as u64, 1));
+        let mut faults = Vec::new();
+        let waited = userfault.wait(&mut faults, PATIENCE);
+        let answer = match (waited, faults.first()) {
+            (Err(error), _) => Err(error),
+            (Ok(()), Some(fault)) if fault.kind == FaultKind::Write && fault.address == range.start + 5 * PAGE as u64 => Ok(reach),
+            (Ok(()), _) => Err(io::Error::other("a write was not announced")),
+        };
+        let opened = userfault.unprotect(range.clone());
+        // Closed before the scope waits for the writer, who must not sleep on whatever happened.
+        drop(userfault);
+        opened.and(answer).map_err(refused("waiting for a write"))
+    })
+}
+
 /// Whether KVM can run a guest here.
 pub fn virtualization() -> Virtualization {
     let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     if !flags.split_ascii_whitespace().any(|flag| flag == "vmx" || flag == "svm") {
         return Virtualization::NoProcessor;
     }
-    match OpenOptions::new().read(true).write(true).open("/dev/kvm") {
-        Ok(_) => Virtualization::Usable,
-        Err(error) => Virtualization::NoDevice(error),
-    }
+    kvm().map_or_else(Virtualization::NoDevice, |()| Virtualization::Usable)
 }
 
-/// Makes a userfaultfd in the same ways and the same order as the library that is preloaded into QEMU.
-fn userfaultfd() -> io::Result<(OwnedFd, Reach)> {
+/// Whether `/dev/kvm` opens, whatever the processor is said to have.
+pub fn kvm() -> io::Result<()> {
+    OpenOptions::new().read(true).write(true).open("/dev/kvm").map(drop)
+}
+
+/// Makes a userfaultfd for this process, in the same ways and the same order as the library that is preloaded into QEMU.
+pub fn userfaultfd() -> io::Result<(OwnedFd, Reach)> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     if let Ok(descriptor) = system_call(flags) {
         return Ok((descriptor, Reach::Kernel));
@@ -107,31 +135,10 @@ fn system_call(flags: i32) -> io::Result<OwnedFd> {
 }
 
 /// A little shared memory, as guests have it.
-struct Trial {
-    start: u64,
-}
-
-impl Trial {
-    fn new() -> io::Result<Self> {
-        let file = memfd_create("fermata-probe", MemfdFlags::CLOEXEC)?;
-        ftruncate(&file, (PAGES * PAGE) as u64)?;
-        // SAFETY: a new mapping at an address of the kernel's choice; nobody else knows it.
-        let start = unsafe { mmap(std::ptr::null_mut(), PAGES * PAGE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)? };
-        Ok(Self { start: start as u64 })
-    }
-
-    fn write(&mut self, page: usize) {
-        assert!(page < PAGES, "the trial has {PAGES} pages");
-        // SAFETY: within the mapping, which lives as long as `self` and is borrowed by nobody. Volatile: the write itself is what we are after.
-        unsafe { ((self.start as usize + page * PAGE) as *mut u8).write_volatile(1) }
-    }
-}
-
-impl Drop for Trial {
-    fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `new`, to which no reference was handed out.
-        let _ = unsafe { munmap(self.start as *mut _, PAGES * PAGE) };
-    }
+fn trial() -> io::Result<Mapping> {
+    let file = memfd_create("fermata-probe", MemfdFlags::CLOEXEC)?;
+    ftruncate(&file, (PAGES * PAGE) as u64)?;
+    Mapping::new(&file, (PAGES * PAGE) as u64)
 }
 
 #[cfg(test)]
@@ -141,9 +148,11 @@ mod tests {
     #[test]
     fn the_trial_ends_with_an_answer() {
         // What the answer is depends on the host.
-        match write_tracking() {
-            Ok(reach) => assert!(matches!(reach, Reach::Kernel | Reach::User)),
-            Err(refusal) => assert!(!refusal.to_string().is_empty()),
+        for answer in [write_tracking(), write_faults()] {
+            match answer {
+                Ok(reach) => assert!(matches!(reach, Reach::Kernel | Reach::User)),
+                Err(refusal) => assert!(!refusal.to_string().is_empty()),
+            }
         }
         let _ = virtualization();
     }

@@ -9,6 +9,7 @@ use std::{
     io::{self, Read},
     ops::Range,
     os::fd::{AsRawFd, OwnedFd},
+    sync::OnceLock,
     time::Duration,
 };
 
@@ -67,6 +68,7 @@ const MODE_MISSING: u64 = 1;
 const MODE_WP: u64 = 2;
 const COPY_MODE_WP: u64 = 2;
 const EVENT_PAGEFAULT: u8 = 0x12;
+const PAGEFAULT_FLAG_WP: u64 = 2;
 const MESSAGE: usize = 32;
 
 const FEATURE_MISSING_SHMEM: u64 = 1 << 5;
@@ -74,49 +76,108 @@ const FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
 const FEATURE_WP_UNPOPULATED: u64 = 1 << 13;
 const FEATURE_WP_ASYNC: u64 = 1 << 15;
 
-/// A page that somebody touched before it was there. The toucher sleeps until it is installed.
+/// What happens when somebody writes to a page that is protected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writes {
+    /// The kernel takes note and lets the writer go on; [`crate::Pagemap`] tells which pages it was (Linux 6.7).
+    Async,
+    /// The writer waits until [`Userfault::unprotect`] lets it through (Linux 5.19 for shared memory).
+    Sync,
+    /// Nobody looks at writes: nothing can be protected, and only touches of missing pages are served.
+    Unwatched,
+}
+
+/// Why somebody waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FaultKind {
+    /// The page is not there yet: [`Userfault::install`] it.
+    Missing,
+    /// It is there, and write-protected: [`Userfault::unprotect`] it.
+    Write,
+}
+
+/// A page that somebody waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
-    /// The address touched.
+    /// The address touched; the kernel gives the start of its page.
     pub address: u64,
+    /// Why.
+    pub kind: FaultKind,
 }
 
 /// What became of a page that was to be installed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Installed {
-    /// It is there now, write-protected.
+    /// It is there now, write-protected if writes are watched.
     New,
     /// Somebody was faster; theirs stays.
     Already,
 }
 
-/// A userfaultfd for shared memory, with asynchronous write-protection.
+/// A userfaultfd for shared memory.
 #[derive(Debug)]
 pub struct Userfault {
     file: File,
+    writes: Writes,
+    alias: OnceLock<Alias>,
+}
+
+/// A second mapping of the same memory.
+#[derive(Debug)]
+struct Alias {
+    range: Range<u64>,
+    /// Where the first mapping begins.
+    of: u64,
 }
 
 impl Userfault {
-    /// Takes over a fresh userfaultfd and agrees with the kernel on what we need of it (Linux 6.7).
-    pub fn new(fd: OwnedFd) -> io::Result<Self> {
-        let userfault = Self { file: File::from(fd) };
-        let features = FEATURE_MISSING_SHMEM | FEATURE_WP_HUGETLBFS_SHMEM | FEATURE_WP_UNPOPULATED | FEATURE_WP_ASYNC;
+    /// Takes over a fresh userfaultfd and agrees with the kernel on what we need of it. `InvalidInput` if this kernel does not have it.
+    pub fn new(fd: OwnedFd, writes: Writes) -> io::Result<Self> {
+        let userfault = Self { file: File::from(fd), writes, alias: OnceLock::new() };
+        let watched = FEATURE_MISSING_SHMEM | FEATURE_WP_HUGETLBFS_SHMEM;
+        let features = match writes {
+            Writes::Async => watched | FEATURE_WP_UNPOPULATED | FEATURE_WP_ASYNC,
+            // Pages of a file that are not there can be protected without WP_UNPOPULATED, which is about anonymous memory and newer.
+            Writes::Sync => watched,
+            Writes::Unwatched => FEATURE_MISSING_SHMEM,
+        };
         userfault.ioctl(UFFDIO_API, &mut Api { api: API_VERSION, features, ioctls: 0 })?;
         Ok(userfault)
     }
 
-    /// Watches a range of the process's memory for writes and, if `missing`, for touches of pages that are not there.
+    /// Watches a range of the process's memory for writes, if they are watched at all, and, if `missing`, for touches of pages that are not there.
     pub fn register(&self, range: Range<u64>, missing: bool) -> io::Result<()> {
-        let mode = MODE_WP | if missing { MODE_MISSING } else { 0 };
+        let mode = if missing { MODE_MISSING } else { 0 } | self.unless_unwatched(MODE_WP);
+        if mode == 0 {
+            return Ok(());
+        }
         self.ioctl(UFFDIO_REGISTER, &mut Register { start: range.start, len: range.end - range.start, mode, ioctls: 0 })
     }
 
-    /// Write-protects a range, pages that are not there included: from now on `PAGEMAP_SCAN` reports whoever writes.
+    /// Serves touches of missing pages in a second mapping of the memory that begins at `of`. They are told as touches of the first mapping, and installing
+    /// a page there is enough. Writes through the second mapping are not watched.
+    pub fn register_alias(&self, range: Range<u64>, of: u64) -> io::Result<()> {
+        self.ioctl(UFFDIO_REGISTER, &mut Register { start: range.start, len: range.end - range.start, mode: MODE_MISSING, ioctls: 0 })?;
+        self.alias
+            .set(Alias { range, of })
+            .map_err(|_| io::Error::new(io::ErrorKind::AlreadyExists, "the memory has a second mapping already"))
+    }
+
+    fn unless_unwatched(&self, flag: u64) -> u64 {
+        if self.writes == Writes::Unwatched { 0 } else { flag }
+    }
+
+    /// Write-protects a range, pages that are not there included. From now on whoever writes is noticed as [`Writes`] says.
     pub fn protect(&self, range: Range<u64>) -> io::Result<()> {
         self.ioctl(UFFDIO_WRITEPROTECT, &mut WriteProtect { start: range.start, len: range.end - range.start, mode: 1 })
     }
 
-    /// Installs pages at `address`, write-protected, and wakes who waits for them. Stops at the first page that is already there.
+    /// Ends the protection of a range and wakes who waits to write there.
+    pub fn unprotect(&self, range: Range<u64>) -> io::Result<()> {
+        self.ioctl(UFFDIO_WRITEPROTECT, &mut WriteProtect { start: range.start, len: range.end - range.start, mode: 0 })
+    }
+
+    /// Installs pages at `address`, write-protected if writes are watched, and wakes who waits for them. Stops at the first page that is already there.
     pub fn install(&self, address: u64, content: &[u8]) -> io::Result<Installed> {
         let mut installed = 0;
         loop {
@@ -124,17 +185,21 @@ impl Userfault {
                 dst: address + installed as u64,
                 src: content[installed..].as_ptr() as u64,
                 len: (content.len() - installed) as u64,
-                mode: COPY_MODE_WP,
+                mode: self.unless_unwatched(COPY_MODE_WP),
                 copied: 0,
             };
             let result = self.ioctl(UFFDIO_COPY, &mut copy);
             installed += copy.copied.max(0) as usize;
             match result {
-                Ok(()) => return Ok(Installed::New),
+                Ok(()) => {
+                    self.wake_alias(address, content.len() as u64)?;
+                    return Ok(Installed::New);
+                }
                 Err(_) if copy.copied > 0 => {}
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EEXIST) => {
                         self.wake(address + installed as u64, (content.len() - installed) as u64)?;
+                        self.wake_alias(address, content.len() as u64)?;
                         return Ok(Installed::Already);
                     }
                     // The address space is changing under us (a mapping is being made); the kernel asks to try again.
@@ -147,6 +212,11 @@ impl Userfault {
 
     fn wake(&self, start: u64, len: u64) -> io::Result<()> {
         self.ioctl(UFFDIO_WAKE, &mut Span { start, len })
+    }
+
+    /// Who waits in the second mapping is not woken by what happens in the first.
+    fn wake_alias(&self, start: u64, len: u64) -> io::Result<()> {
+        self.alias.get().map_or(Ok(()), |alias| self.wake(start - alias.of + alias.range.start, len))
     }
 
     /// Waits for faults and appends them. Returns having found none when the time is up. `UnexpectedEof` when the process is gone.
@@ -168,8 +238,14 @@ impl Userfault {
             Err(error) => return Err(error),
         };
         faults.extend(buffer[..read].chunks_exact(MESSAGE).filter(|message| message[0] == EVENT_PAGEFAULT).map(|message| {
-            let address = message[16..24].try_into().expect("eight bytes of a message");
-            Fault { address: u64::from_ne_bytes(address) }
+            let number = |at: usize| u64::from_ne_bytes(message[at..at + 8].try_into().expect("eight bytes of a message"));
+            // A write to a page that is not there has the flag for writing, but not this one.
+            let kind = if number(8) & PAGEFAULT_FLAG_WP != 0 { FaultKind::Write } else { FaultKind::Missing };
+            let address = match self.alias.get() {
+                Some(alias) if alias.range.contains(&number(16)) => number(16) - alias.range.start + alias.of,
+                _ => number(16),
+            };
+            Fault { address, kind }
         }));
         Ok(())
     }

@@ -1,12 +1,24 @@
 //! Which pages of a guest's memory were written: one trait, one file a mechanism.
 //!
 //! - [`scan`]: `PAGEMAP_SCAN` over memory under asynchronous write-protection
+//! - [`userfault`]: synchronous write-protection: a write waits until it is noted
+//! - [`compare`]: comparison of all memory by hash
+//! - [`kvm`]: KVM's dirty log or dirty ring for the guest's processors, beside a scan for everybody else
+//! - [`choice`]: which of them this host can do, and which one to take
 //!
 //! A tracker knows addresses and pages. It knows neither what is in them nor who wants to know.
 
+pub mod choice;
+pub mod compare;
+pub mod kvm;
 pub mod scan;
+pub mod userfault;
 
+pub use choice::{Choice, Standing};
+pub use compare::CompareTracker;
+pub use kvm::{KvmNotes, KvmTracker};
 pub use scan::ScanTracker;
+pub use userfault::{UserfaultTracker, WriteLog};
 
 use fermata_types::PageSet;
 use std::io;
@@ -25,6 +37,14 @@ pub enum Error {
         /// Its answer.
         source: io::Error,
     },
+    /// This host cannot do it.
+    #[error("the tracker {tracker} does not work here: {why}; `fermata doctor` says which do")]
+    Unavailable {
+        /// The tracker.
+        tracker: Choice,
+        /// What is missing.
+        why: String,
+    },
 }
 
 /// What trackers return.
@@ -32,8 +52,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Watches a guest's memory for writes.
 ///
-/// A page that is written between two calls of `take` is named by the second one; naming a page that was not written is allowed and only costs time, as long as
-/// the page is there: one that still has to be restored must not be named, for its content would be taken from a hole.
+/// A page whose content changed between two calls of `take` is named by the second one; naming another page is allowed and only costs time, as long as it is there: one that still has to be restored must not be named, for its content would be taken from a hole.
 /// Pages are numbered from the start of the guest's memory.
 pub trait Tracker: Send {
     /// The mechanism, as people call it: `scan`.

@@ -1,6 +1,6 @@
 //! The sieve that every page of a checkpoint goes through: each page falls into exactly one class.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::ops::AddAssign;
 
 /// Pages by class, in the order in which the sieve asks. The sum is every page of the part.
@@ -15,10 +15,20 @@ pub struct PageCounts {
     pub zero: u64,
     /// Equal to a block of a golden image.
     pub on_disk: u64,
-    /// Already in the store, known by hash.
+    /// Already in the store, known by hash: put before in this checkpoint, or by an earlier one.
     pub known: u64,
+    /// Of the known: put before in this very checkpoint.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub within: u64,
+    /// Of the known: how many checkpoints ago the others were first stored.
+    #[serde(skip_serializing_if = "Distances::is_empty")]
+    pub distances: Distances,
     /// New: written to the store.
     pub new: u64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl PageCounts {
@@ -40,6 +50,89 @@ impl AddAssign for PageCounts {
         self.zero += other.zero;
         self.on_disk += other.on_disk;
         self.known += other.known;
+        self.within += other.within;
+        self.distances += other.distances;
         self.new += other.new;
+    }
+}
+
+/// Duplicates of earlier checkpoints by how many checkpoints ago they were first stored, counted in powers of two: place `i` counts the
+/// distances from 2^i up to, but not with, 2^(i+1). Written as an array without the zeros at its end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Distances([u64; Distances::PLACES]);
+
+impl Distances {
+    /// Places that it has: distances have 32 bits.
+    pub const PLACES: usize = 32;
+
+    /// Counts a duplicate that was stored this many checkpoints ago; the checkpoint before is 1, and nothing is nearer.
+    pub fn add(&mut self, distance: u32) {
+        self.0[distance.max(1).ilog2() as usize] += 1;
+    }
+
+    /// Whether nothing was counted.
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(is_zero)
+    }
+
+    /// Everything counted.
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// Every power of two that was seen, and how many duplicates are at least so far, and less than twice so far.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
+        self.0.iter().enumerate().filter(|(_, count)| **count > 0).map(|(place, count)| (1 << place, *count))
+    }
+}
+
+impl AddAssign for Distances {
+    fn add_assign(&mut self, other: Self) {
+        self.0.iter_mut().zip(other.0).for_each(|(count, more)| *count += more);
+    }
+}
+
+impl Serialize for Distances {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let used = self.0.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
+        serializer.collect_seq(&self.0[..used])
+    }
+}
+
+impl<'de> Deserialize<'de> for Distances {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let counts = Vec::<u64>::deserialize(deserializer)?;
+        let mut distances = Self::default();
+        let into = distances.0.get_mut(..counts.len()).ok_or_else(|| de::Error::invalid_length(counts.len(), &"32 counts at most"))?;
+        into.copy_from_slice(&counts);
+        Ok(distances)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances_are_counted_by_powers_of_two() {
+        let mut distances = Distances::default();
+        assert!(distances.is_empty());
+        [1, 2, 3, 4, 7, 8, u32::MAX].into_iter().for_each(|distance| distances.add(distance));
+        assert_eq!(distances.iter().collect::<Vec<_>>(), [(1, 1), (2, 2), (4, 2), (8, 1), (1 << 31, 1)]);
+        assert_eq!(distances.total(), 7);
+    }
+
+    #[test]
+    fn counts_without_duplicates_are_written_as_before() {
+        let plain = PageCounts { known: 3, new: 2, ..PageCounts::default() };
+        let json = serde_json::to_value(plain).unwrap();
+        assert!(json.get("within").is_none() && json.get("distances").is_none(), "{json}");
+        assert_eq!(serde_json::from_value::<PageCounts>(json).unwrap(), plain);
+        let mut counts = PageCounts { known: 9, within: 4, ..plain };
+        counts.distances.add(5);
+        let json = serde_json::to_value(counts).unwrap();
+        assert_eq!(json["distances"], serde_json::json!([0, 0, 1]));
+        assert_eq!(serde_json::from_value::<PageCounts>(json).unwrap(), counts);
+        assert!(serde_json::from_value::<Distances>(serde_json::json!(vec![0; 33])).is_err());
     }
 }

@@ -1,0 +1,288 @@
+//! What every tracker must do, whatever it is made of: with pages copied only when it names them, the copy is the memory.
+//!
+//! The writers are hostile: threads, the kernel, a device backend, and memory that goes away under them.
+
+#[path = "conformance/rig.rs"]
+mod rig;
+
+use fermata_linux::{
+    Discard, Mapping, MemoryFile,
+    kvm::{FlatGuest, Noting},
+};
+use fermata_tracker::Choice;
+use fermata_types::{PAGE_SIZE, PageNumber, PageSet};
+use rig::Rig;
+use std::{
+    fs::File,
+    ops::Range,
+    path::Path,
+    process::Command,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
+const PAGES: PageNumber = 4096;
+const SHM: &str = "/dev/shm";
+
+/// Every test, for every tracker.
+macro_rules! conform {
+    ($($name:ident: $choice:expr;)*) => {$(
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn each_page_once() {
+                super::each_page_once($choice);
+            }
+
+            #[test]
+            fn whole_tables_discarded() {
+                super::whole_tables_discarded($choice);
+            }
+
+            #[test]
+            fn hostile_writers() {
+                super::hostile_writers($choice, Path::new(SHM), 12);
+            }
+
+            #[test]
+            fn huge_pages() {
+                super::huge_pages($choice);
+            }
+
+            #[test]
+            fn lazy_restore() {
+                super::lazy_restore($choice);
+            }
+        }
+    )*};
+}
+
+conform! {
+    scan: Choice::Scan;
+    userfault: Choice::Userfault;
+    compare: Choice::Compare;
+    kvm_log: Choice::KvmLog;
+    kvm_ring: Choice::KvmRing;
+}
+
+/// Why KVM's notes are not enough by themselves.
+#[test]
+fn kvm_notes_only_what_processors_write() {
+    for noting in [Noting::Log, Noting::Ring] {
+        let bytes = u64::from(PAGES) * PAGE_SIZE as u64;
+        let path = Path::new(SHM).join(format!("fermata-conformance-{}-{noting:?}", std::process::id()));
+        let ram = MemoryFile::create(&path, bytes).expect("memory on a tmpfs");
+        let (guest, mut processors) = match FlatGuest::new(&ram, bytes, 1, noting) {
+            Ok(made) => made,
+            Err(error) => return println!("skipped: no guest under KVM: {error}"),
+        };
+        let device = Mapping::new(&ram, bytes).expect("a mapping");
+        processors[0].write(&[(PAGE_SIZE as u64, 1)]).expect("the processor runs");
+        device.write(2 * PAGE_SIZE as u64, 1);
+        let mut noted = Vec::new();
+        guest.take_written(|written| noted.push(written)).expect("KVM answers");
+        assert_eq!((noted.len(), noted[0].clone()), (1, PAGE_SIZE as u64..2 * PAGE_SIZE as u64));
+    }
+}
+
+/// Numbers that look random and are the same every time (SplitMix64: Steele, Lea and Flood 2014).
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    /// Some pages that lie together.
+    fn stretch(&mut self, pages: PageNumber, at_most: u64) -> Range<PageNumber> {
+        let first = self.below(u64::from(pages)) as PageNumber;
+        first..(first + 1 + self.below(at_most) as PageNumber).min(pages)
+    }
+}
+
+fn bytes(pages: &Range<PageNumber>) -> Range<u64> {
+    u64::from(pages.start) * PAGE_SIZE as u64..u64::from(pages.end) * PAGE_SIZE as u64
+}
+
+/// The plain contract, one step after the other: what was written is named once, what was only read is not named.
+fn each_page_once(choice: Choice) {
+    let Some(mut rig) = Rig::new(choice, Path::new(SHM), PAGES, false) else { return };
+    assert!(rig.take().is_empty(), "nobody has written yet");
+    // The ends, both sides of where page tables and huge pages meet, and one in the middle of nowhere.
+    let pages = [0, 1, 511, 512, 513, 1024, 2047, 3000, PAGES - 1];
+    for round in 1..4 {
+        for (nth, page) in pages.into_iter().enumerate() {
+            let writer = nth % rig.writers.len();
+            rig.writers[writer].write(&[(page, round)]);
+            assert_eq!(rig.take(), PageSet::from_iter([page]));
+        }
+        let all: Vec<_> = pages.iter().map(|page| (*page, round + 10)).collect();
+        rig.writers[0].write(&all);
+        rig.writers[1].write(&all);
+        (0..PAGES).for_each(|page| _ = rig.memory.read(u64::from(page) * PAGE_SIZE as u64));
+        assert_eq!(rig.take(), PageSet::from_iter(pages));
+        assert!(rig.take().is_empty(), "they were named already");
+        rig.verify("after a round");
+    }
+}
+
+/// With all pages of a page table written and then dropped from the mapping, the kernel may free the table, and the notes in it.
+fn whole_tables_discarded(choice: Choice) {
+    let Some(mut rig) = Rig::new(choice, Path::new(SHM), PAGES, false) else { return };
+    for round in 1..4 {
+        let all: Vec<_> = (0..PAGES).map(|page| (page, round)).collect();
+        rig.writers[0].write(&all);
+        rig.memory.discard(bytes(&(0..PAGES)), Discard::Mapped).expect("MADV_DONTNEED");
+        rig.take();
+        rig.verify("after whole page tables were dropped");
+        rig.writers[1].write(&[(600, round + 100), (2000, round + 100)]);
+        rig.take();
+        rig.verify("after a write behind that");
+    }
+}
+
+/// Everybody writes at once, and takes go on under them, as when a checkpoint copies ahead. Then they stand still.
+fn hostile_writers(choice: Choice, directory: &Path, rounds: u64) {
+    let Some(mut rig) = Rig::new(choice, directory, PAGES, false) else { return };
+    let value = AtomicU64::new(1);
+    for round in 0..rounds {
+        let others = Mutex::new(PageSet::new());
+        let mut writers = std::mem::take(&mut rig.writers);
+        let (memory, pages) = (rig.memory.clone(), rig.pages);
+        let backend = Mapping::new(rig.file(), memory.range().end - memory.range().start).expect("a mapping");
+        let mut touched = thread::scope(|scope| {
+            let mut threads = Vec::new();
+            for (nth, writer) in writers.iter_mut().enumerate() {
+                let (value, mut numbers) = (&value, Numbers(round << 8 | nth as u64));
+                threads.push(scope.spawn(move || {
+                    let mut touched = PageSet::new();
+                    for _ in 0..60 {
+                        let some = 1 + numbers.below(32);
+                        let batch: Vec<_> =
+                            (0..some).map(|_| (numbers.below(pages.into()) as PageNumber, value.fetch_add(1, Ordering::Relaxed))).collect();
+                        writer.write(&batch);
+                        touched.extend(batch.iter().map(|(page, _)| *page));
+                    }
+                    touched
+                }));
+            }
+            threads.push(scope.spawn(|| kernel_writes(&memory, pages, Numbers(round << 8 | 100))));
+            threads.push(scope.spawn(|| backend_writes(&backend, pages, &value, &others, Numbers(round << 8 | 101))));
+            threads.push(scope.spawn(|| discards(&memory, pages, &others, Numbers(round << 8 | 102))));
+            while !threads.iter().all(|thread| thread.is_finished()) {
+                rig.take();
+                let reported = std::mem::take(&mut *others.lock().expect("nobody panics"));
+                rig.copy(&reported);
+            }
+            threads.into_iter().map(|thread| thread.join().expect("a writer")).fold(PageSet::new(), |all, some| all | some)
+        });
+        rig.writers = writers;
+        rig.take();
+        let reported = others.into_inner().expect("nobody panics");
+        rig.copy(&reported);
+        touched |= reported;
+        let more = (&rig.named - &touched).len();
+        assert!(more <= rig.surplus(), "{choice}: {more} pages were named that nobody touched, of {}", touched.len());
+        rig.verify(&format!("in round {round}"));
+    }
+}
+
+/// read(2) into the memory: the kernel is the writer, and stops at no user-space handler.
+fn kernel_writes(memory: &Mapping, pages: PageNumber, mut numbers: Numbers) -> PageSet {
+    let source = File::open("/dev/urandom").expect("randomness");
+    let mut touched = PageSet::new();
+    for _ in 0..60 {
+        let stretch = numbers.stretch(pages, 4);
+        let at = bytes(&stretch);
+        // Beginning and ending in the middle of a page.
+        let asked = at.start + 100..at.end - 100;
+        let read = memory.fill_from(&source, asked.clone()).expect("the kernel writes");
+        assert_eq!(read as u64, asked.end - asked.start);
+        touched.insert_range(stretch);
+    }
+    touched
+}
+
+/// A device backend writes through its own mapping, and reports it afterwards.
+fn backend_writes(backend: &Mapping, pages: PageNumber, value: &AtomicU64, report: &Mutex<PageSet>, mut numbers: Numbers) -> PageSet {
+    let mut touched = PageSet::new();
+    for _ in 0..200 {
+        let page = numbers.below(pages.into()) as PageNumber;
+        backend.write(u64::from(page) * PAGE_SIZE as u64 + 64, value.fetch_add(1, Ordering::Relaxed));
+        report.lock().expect("nobody panics").insert(page);
+        touched.insert(page);
+    }
+    touched
+}
+
+/// Memory goes out of the mapping, which changes nothing, and out of the file, which its owner reports.
+fn discards(memory: &Mapping, pages: PageNumber, report: &Mutex<PageSet>, mut numbers: Numbers) -> PageSet {
+    let mut touched = PageSet::new();
+    for _ in 0..60 {
+        memory.discard(bytes(&numbers.stretch(pages, 64)), Discard::Mapped).expect("MADV_DONTNEED");
+        let stretch = numbers.stretch(pages, 4);
+        memory.discard(bytes(&stretch), Discard::Content).expect("MADV_REMOVE");
+        report.lock().expect("nobody panics").insert_range(stretch.clone());
+        touched.insert_range(stretch);
+    }
+    touched
+}
+
+/// A tmpfs whose pages are huge where they can.
+fn huge_pages(choice: Choice) {
+    let place = tempfile::tempdir().expect("a directory");
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "huge=always,size=256m", "tmpfs"]).arg(place.path()).status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        println!("skipped: no tmpfs with huge pages can be mounted here");
+        return;
+    }
+    let done = thread::scope(|scope| scope.spawn(|| hostile_writers(choice, place.path(), 6)).join());
+    let unmounted = Command::new("umount").arg(place.path()).status();
+    assert!(unmounted.is_ok_and(|status| status.success()), "the tmpfs is still in use");
+    if let Err(panic) = done {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Pages that a restore brings in are clean, whoever touched them; a write to them is not.
+fn lazy_restore(choice: Choice) {
+    if choice == Choice::Compare {
+        println!("skipped: a comparison cannot tell what was brought in from what was written; a restore under it is not lazy");
+        return;
+    }
+    let Some(mut rig) = Rig::new(choice, Path::new(SHM), PAGES, true) else { return };
+    let mut numbers = Numbers(7);
+    let mut left: Vec<_> = (0..PAGES).collect();
+    let mut value = 1;
+    while !left.is_empty() {
+        // Touched by reading, touched by writing, and brought in behind the guest.
+        for _ in 0..20 {
+            rig.memory.read(numbers.below(PAGES.into()) * PAGE_SIZE as u64 + 8);
+        }
+        let mut written = PageSet::new();
+        for _ in 0..20 {
+            let (writer, page) = (numbers.below(rig.writers.len() as u64), numbers.below(PAGES.into()) as PageNumber);
+            rig.writers[writer as usize].write(&[(page, value)]);
+            written.insert(page);
+            value += 1;
+        }
+        for _ in 0..40 {
+            let Some(page) = (!left.is_empty()).then(|| left.swap_remove(numbers.below(left.len() as u64) as usize)) else { break };
+            let address = rig.memory.range().start + u64::from(page) * PAGE_SIZE as u64;
+            rig.userfault.install(address, &rig::restored(page)).expect("a page is installed");
+        }
+        assert_eq!(rig.take(), written);
+    }
+    rig.verify("when all is restored");
+}
