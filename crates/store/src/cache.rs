@@ -37,6 +37,13 @@ impl<K: Hash + Eq, V: Clone> Cache<K, V> {
         self.add(&mut self.lock(), key, value);
     }
 
+    /// Drops everything.
+    pub fn clear(&self) {
+        let mut generations = self.lock();
+        generations.young.clear();
+        generations.old.clear();
+    }
+
     fn add(&self, generations: &mut Generations<K, V>, key: K, value: V) {
         if generations.young.len() >= self.half {
             generations.old = std::mem::take(&mut generations.young);

@@ -24,8 +24,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A file does not hold what was written to it.
-    #[error("{path} is damaged{at}: {object}: {detail}; put the file back from a copy, checkpoints that do not need it are not affected",
-            path = path.display(), at = at(*offset))]
+    #[error("{path} is damaged{at}: {object}: {detail}; {advice}", path = path.display(), at = at(*offset), advice = way_out(path))]
     Corrupt {
         /// The file, or the directory of the index.
         path: PathBuf,
@@ -122,6 +121,22 @@ impl Error {
 }
 
 const EIO: i32 = 5;
+
+/// What to do about a damaged file.
+fn way_out(path: &Path) -> &'static str {
+    let is = |path: Option<&Path>, name| path.and_then(Path::file_name).is_some_and(|found| found == name);
+    if is(Some(path), "index") || is(path.parent(), "index") {
+        return "end all that uses the store, then `fermata rebuild` builds the index again: all checkpoints are in the packs";
+    }
+    if is(Some(path), "removed") {
+        return "put the file back from a copy; without it the store is whole, but `rebuild` may bring back checkpoints that were removed";
+    }
+    if is(Some(path), "format") {
+        return "put the file back from a copy, the rest of the store is not affected";
+    }
+    "put the file back from a copy, or see with `fermata verify` what it touches and whether `fermata rebuild` mends it; \
+     checkpoints that do not need it are not affected"
+}
 
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {

@@ -1,4 +1,5 @@
-//! Every change that the store makes to files of its own, LMDB's apart, goes through [`Medium`]: the seam where tests tear and lose writes.
+//! Every change that the store makes to files of its own goes through [`Medium`]: the seam where tests tear and lose writes. Files that tell
+//! who is present (`holds/`) are apart: they mean nothing after a crash.
 
 use crate::{Error, Result};
 use std::{
@@ -6,10 +7,20 @@ use std::{
     io,
     os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    sync::Arc,
 };
+use tempfile::TempPath;
 
 /// The operations that change files. What they are not asked to sync may be lost in a crash.
 pub(crate) trait Medium: Send + Sync {
+    /// A new file, which only its owner can use.
+    fn create(&self, path: &Path) -> io::Result<File> {
+        OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
+    }
+    /// A new directory, which only its owner can enter.
+    fn make_directory(&self, path: &Path) -> io::Result<()> {
+        DirBuilder::new().mode(0o700).create(path)
+    }
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         file.write_all_at(bytes, offset)
     }
@@ -19,8 +30,22 @@ pub(crate) trait Medium: Send + Sync {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         std::fs::rename(from, to)
     }
+    /// Gives a file its name, unless there is one of this name.
+    fn rename_new(&self, from: TempPath, to: &Path) -> io::Result<()> {
+        from.persist_noclobber(to).map_err(|error| error.error)
+    }
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {
         File::open(directory)?.sync_all()
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_file(path)
+    }
+    fn remove_tree(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_dir_all(path)
+    }
+    /// Commits a transaction of the index. LMDB does that in its own way: all of it is durable afterwards, or none of it happened.
+    fn commit(&self, transaction: heed::RwTxn<'_>) -> heed::Result<()> {
+        transaction.commit()
     }
 }
 
@@ -31,6 +56,7 @@ impl Medium for FileSystem {}
 
 /// A file being written under `tmp/`, locked for as long as it is there. Dropped before it has a place, it is removed.
 pub(crate) struct TempFile {
+    medium: Arc<dyn Medium>,
     file: File,
     path: PathBuf,
     placed: bool,
@@ -38,14 +64,14 @@ pub(crate) struct TempFile {
 
 impl TempFile {
     /// A new empty file in `directory`.
-    pub fn create(directory: &Path) -> Result<Self> {
+    pub fn create(medium: Arc<dyn Medium>, directory: &Path) -> Result<Self> {
         loop {
             let (file, path) = tempfile::Builder::new()
                 .prefix("pack-")
-                .make_in(directory, |path| OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path))
+                .make_in(directory, |path| medium.create(path))
                 .and_then(|temp| temp.keep().map_err(|error| error.error))
                 .map_err(Error::io("create a file in", directory))?;
-            let temp = Self { file, path, placed: false };
+            let temp = Self { medium: medium.clone(), file, path, placed: false };
             if temp.lock()? {
                 return Ok(temp);
             }
@@ -67,18 +93,19 @@ impl TempFile {
         &self.path
     }
 
-    pub fn write_at(&self, medium: &dyn Medium, bytes: &[u8], offset: u64) -> Result<()> {
-        medium.write_at(&self.file, bytes, offset).map_err(Error::io("write", &self.path))
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
+        self.medium.write_at(&self.file, bytes, offset).map_err(Error::io("write", &self.path))
     }
 
     /// Makes the file durable and gives it its place. `to` is `<shelf>/<directory>/<name>`; the directory may be new.
-    pub fn place(mut self, medium: &dyn Medium, to: &Path) -> Result<()> {
+    pub fn place(mut self, to: &Path) -> Result<()> {
+        let medium = self.medium.clone();
         medium.sync(&self.file).map_err(Error::io("sync", &self.path))?;
         let directory = to.parent().expect("a place has a directory");
         let shelf = directory.parent().expect("a directory of packs has a parent");
-        if make_directory(directory)? {
-            medium.sync_directory(shelf).map_err(Error::io("sync", shelf))?;
-        }
+        make_directory(&*medium, directory)?;
+        // Also when it was there: whoever made it may have died before it was durable.
+        medium.sync_directory(shelf).map_err(Error::io("sync", shelf))?;
         medium.rename(&self.path, to).map_err(Error::io("rename a finished pack to", to))?;
         self.placed = true;
         medium.sync_directory(directory).map_err(Error::io("sync", directory))
@@ -89,28 +116,47 @@ impl Drop for TempFile {
     fn drop(&mut self) {
         if !self.placed {
             // Nothing is lost when this fails: the next open sweeps the file.
-            let _ = std::fs::remove_file(&self.path);
+            let _ = self.medium.remove(&self.path);
         }
     }
 }
 
 /// Makes a directory that only its owner can enter. True if it was not there before.
-pub(crate) fn make_directory(path: &Path) -> Result<bool> {
-    match DirBuilder::new().mode(0o700).create(path) {
+pub(crate) fn make_directory(medium: &dyn Medium, path: &Path) -> Result<bool> {
+    match medium.make_directory(path) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
         Err(error) => Err(Error::io("create the directory", path)(error)),
     }
 }
 
+/// Makes a directory and all above it, durably.
+pub(crate) fn make_directories(medium: &dyn Medium, path: &Path) -> Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    make_directories(medium, parent)?;
+    make_directory(medium, path)?;
+    medium.sync_directory(parent).map_err(Error::io("sync", parent))
+}
+
+/// Removes a directory with all in it, if it is there.
+pub(crate) fn remove_tree(medium: &dyn Medium, directory: &Path) -> Result<()> {
+    match medium.remove_tree(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", directory)(error)),
+        _ => Ok(()),
+    }
+}
+
 /// Removes the files in `tmp/` whose writers are dead: nobody holds their lock.
-pub(crate) fn sweep(directory: &Path) -> Result<()> {
+pub(crate) fn sweep(medium: &dyn Medium, directory: &Path) -> Result<()> {
     let entries = std::fs::read_dir(directory).map_err(Error::io("list", directory))?;
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         let Ok(file) = OpenOptions::new().write(true).open(&path) else { continue };
         if file.try_lock().is_ok() {
             tracing::info!(path = %path.display(), "removing what a dead writer left");
-            let _ = std::fs::remove_file(&path);
+            let _ = medium.remove(&path);
         }
     }
     Ok(())

@@ -2,13 +2,17 @@
 
 use crate::{
     Error, Result,
-    pack::{name_at, u16_at, u32_at, u64_at},
+    files::Medium,
+    lmdb::{self, Fault},
+    pack::{Kind, name_at, u16_at, u32_at, u64_at},
 };
 use fermata_types::{CheckpointId, ImageId, PackId};
-use heed::{CommitOrAbort, Database, Env, EnvOpenOptions, MdbError, RoTxn, RwTxn, WithoutTls, types::Bytes};
+use heed::{CommitOrAbort, Database, Env, EnvFlags, EnvOpenOptions, MdbError, RoTxn, RwTxn, WithoutTls, types::Bytes};
 use std::{
     fmt::Display,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -20,8 +24,10 @@ const READERS_MAX: u32 = 1024;
 /// How long to wait for this very process to finish closing the same index.
 const CLOSING_MAX: Duration = Duration::from_secs(10);
 
-const DATABASES: [&str; 9] = ["pages", "nodes", "blobs", "packs", "pack-numbers", "records", "refs", "images", "meta"];
+const DATABASES: [&str; 12] =
+    ["pages", "nodes", "blobs", "packs", "pack-numbers", "records", "refs", "images", "meta", "removed", "trash", "hints"];
 const NEXT_PACK: &[u8] = b"next-pack";
+const COLLECTIONS: &[u8] = b"collections";
 const NEXT_IMAGE: &[u8] = b"next-image";
 
 pub(crate) type Db = Database<'static, Bytes, Bytes>;
@@ -32,6 +38,7 @@ pub(crate) type Read<'e> = RoTxn<'e, WithoutTls>;
 /// The index, open. One process must not open the same index twice: see `Store::open`.
 pub(crate) struct Index {
     env: Env<WithoutTls>,
+    medium: Arc<dyn Medium>,
     path: PathBuf,
     pub pages: Db,
     pub nodes: Db,
@@ -42,10 +49,15 @@ pub(crate) struct Index {
     pub refs: Db,
     pub images: Db,
     pub meta: Db,
+    /// Removed checkpoints and their parents, for those who descend from them.
+    pub removed: Db,
+    /// Records of removed checkpoints, until a collection finds that nobody holds them.
+    pub trash: Db,
+    pub hints: Db,
 }
 
 /// Where an object lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Location {
     Pack { pack: u32, offset: u64, place: u16, length: u32 },
     Image { image: u32, block: u32 },
@@ -63,7 +75,24 @@ impl AsRef<[u8]> for Encoded {
     }
 }
 
+/// Begins a location in a pack instead of 1 when the object is about to be removed: it can still be read, but nothing new may rely on it.
+const DOOMED: u8 = 3;
+
 impl Location {
+    /// The same, doomed or not.
+    pub fn encode_doomed(&self, doomed: bool) -> Encoded {
+        let mut encoded = self.encode();
+        if doomed && encoded.bytes[0] == 1 {
+            encoded.bytes[0] = DOOMED;
+        }
+        encoded
+    }
+
+    /// Whether these bytes are a location of something doomed.
+    pub fn is_doomed(bytes: &[u8]) -> bool {
+        bytes.first() == Some(&DOOMED)
+    }
+
     pub fn encode(&self) -> Encoded {
         let mut bytes = [0; 19];
         let length = match *self {
@@ -86,8 +115,8 @@ impl Location {
     }
 
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        match (bytes.first()?, bytes.len()) {
-            (1, 19) => {
+        match (*bytes.first()?, bytes.len()) {
+            (1 | DOOMED, 19) => {
                 Some(Self::Pack { pack: u32_at(bytes, 1), place: u16_at(bytes, 5), length: u32_at(bytes, 7), offset: u64_at(bytes, 11) })
             }
             (2, 9) => Some(Self::Image { image: u32_at(bytes, 1), block: u32_at(bytes, 5) }),
@@ -109,16 +138,27 @@ impl Index {
     pub const FILE: &str = "data.mdb";
 
     /// Opens the index in this directory; makes one if there is none.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub fn open(path: &Path, medium: Arc<dyn Medium>) -> Result<Self> {
+        check(path)?;
         let env = open_env(path)?;
         env.clear_stale_readers().map_err(error(path))?;
         let databases = match open_databases(&env).map_err(error(path))? {
             Some(databases) => databases,
             None => create_databases(&env).map_err(error(path))?,
         };
-        let [pages, nodes, blobs, packs, pack_numbers, records, refs, images, meta] = databases;
+        let [pages, nodes, blobs, packs, pack_numbers, records, refs, images, meta, removed, trash, hints] = databases;
         let path = path.to_owned();
-        Ok(Self { env, path, pages, nodes, blobs, packs, pack_numbers, records, refs, images, meta })
+        Ok(Self { env, medium, path, pages, nodes, blobs, packs, pack_numbers, records, refs, images, meta, removed, trash, hints })
+    }
+
+    /// Whether this directory holds an index, whole or not.
+    pub fn is_there(path: &Path) -> bool {
+        std::fs::metadata(path.join(Self::FILE)).is_ok_and(|file| file.len() > 0)
+    }
+
+    /// Whether no checkpoint was ever committed, or none is left.
+    pub fn is_empty(&self) -> Result<bool> {
+        self.records.is_empty(&*self.read()?).map_err(self.error())
     }
 
     pub fn path(&self) -> &Path {
@@ -140,7 +180,7 @@ impl Index {
         self.env.clear_stale_readers().map_err(self.error())?;
         let mut transaction = self.env.write_txn().map_err(self.error())?;
         let value = change(&mut transaction)?;
-        transaction.commit().map_err(self.error())?;
+        self.medium.commit(transaction).map_err(self.error())?;
         Ok(value)
     }
 
@@ -161,6 +201,17 @@ impl Index {
         db.delete(write, key).map_err(self.error())
     }
 
+    /// Bytes of the file that are in use, or were once.
+    pub fn bytes_used(&self) -> Result<u64> {
+        let path = self.path.join(Self::FILE);
+        Ok(path.metadata().map_err(Error::io("look at", &path))?.blocks() * 512)
+    }
+
+    /// Entries of a database.
+    pub fn count(&self, read: &RoTxn<'_>, db: &Db) -> Result<u64> {
+        db.len(read).map_err(self.error())
+    }
+
     /// Every key and value from `from` on, until `each` returns false.
     pub fn scan(&self, read: &RoTxn<'_>, db: &Db, from: &[u8], mut each: impl FnMut(&[u8], &[u8]) -> Result<bool>) -> Result<()> {
         let range = (std::ops::Bound::Included(from), std::ops::Bound::Unbounded);
@@ -177,6 +228,14 @@ impl Index {
         let Some(bytes) = self.get(read, db, name)? else { return Ok(None) };
         let location = Location::decode(bytes).ok_or_else(|| self.corrupt(what, "its entry is no location"))?;
         Ok(Some(location))
+    }
+
+    /// Where an object lies that something new may rely on: none if it is doomed.
+    pub fn lasting(&self, read: &RoTxn<'_>, db: &Db, name: &[u8; 32], what: &dyn Display) -> Result<Option<Location>> {
+        match self.get(read, db, name)? {
+            Some(bytes) if Location::is_doomed(bytes) => Ok(None),
+            _ => self.location(read, db, name, what),
+        }
     }
 
     pub fn pack_id(&self, read: &RoTxn<'_>, number: u32) -> Result<PackId> {
@@ -231,8 +290,45 @@ impl Index {
         name(bytes).map(CheckpointId).ok_or_else(|| self.corrupt(what, "its entry is no checkpoint id"))
     }
 
+    /// The database that has objects of this kind.
+    pub fn of_kind(&self, kind: Kind) -> &Db {
+        match kind {
+            Kind::Pages => &self.pages,
+            Kind::Nodes => &self.nodes,
+            Kind::Blob | Kind::Record => &self.blobs,
+        }
+    }
+
+    /// All packs by number.
+    pub fn all_packs(&self, read: &RoTxn<'_>) -> Result<Vec<(u32, PackId)>> {
+        let mut packs = Vec::new();
+        self.scan(read, &self.packs, &[0], |key, value| {
+            let number = key.try_into().map(u32::from_be_bytes).ok();
+            packs.push(number.zip(name(value).map(PackId)).ok_or_else(|| self.corrupt(&"a pack", "its entry is not of the right form"))?);
+            Ok(true)
+        })?;
+        Ok(packs)
+    }
+
     pub fn corrupt(&self, what: &dyn Display, detail: &str) -> Error {
         Error::corrupt(&self.path, None, what, detail)
+    }
+
+    /// The number that the next new pack gets.
+    pub fn next_pack(&self, read: &RoTxn<'_>) -> Result<u32> {
+        let bytes = self.get(read, &self.meta, NEXT_PACK)?;
+        bytes.map_or(Ok(0), |bytes| self.number(bytes, &"the number of the next pack"))
+    }
+
+    /// Changes whenever a collection hides or removes something: what was cached before may be gone.
+    pub fn collections(&self, read: &RoTxn<'_>) -> Result<u32> {
+        let bytes = self.get(read, &self.meta, COLLECTIONS)?;
+        bytes.map_or(Ok(0), |bytes| self.number(bytes, &"the number of collections"))
+    }
+
+    pub fn count_collection(&self, write: &mut RwTxn<'_>) -> Result<()> {
+        let count = self.collections(write)?.wrapping_add(1);
+        self.put(write, &self.meta, COLLECTIONS, &count.to_le_bytes())
     }
 
     fn take_number(&self, write: &mut RwTxn<'_>, key: &[u8]) -> Result<u32> {
@@ -258,15 +354,35 @@ fn name(bytes: &[u8]) -> Option<[u8; 32]> {
     (bytes.len() == 32).then(|| name_at(bytes, 0))
 }
 
+/// Nothing of the file is shown to LMDB before its structure is known to be whole: LMDB follows whatever it finds.
+fn check(path: &Path) -> Result<()> {
+    let file = path.join(Index::FILE);
+    lmdb::check(&file, &DATABASES).or_else(|fault| match fault {
+        Fault::Io(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Fault::Io(error) => Err(Error::io("read", &file)(error)),
+        Fault::Version(version) => Err(Error::Unsupported { path: file, what: format!("version {version} of LMDB's format") }),
+        Fault::Damaged(at, detail) => Err(Error::corrupt(&file, at, "the structure of the index", detail)),
+    })
+}
+
 fn open_env(path: &Path) -> Result<Env<WithoutTls>> {
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
     options.map_size(MAP_SIZE).max_dbs(DATABASES.len() as u32).max_readers(READERS_MAX);
+    let mut read_only = false;
     loop {
         // SAFETY: the map is unsound only if somebody changes the file without LMDB's lock. The directory is ours alone (mode 0700), nothing
-        // here touches its files but LMDB, no flag weakens the locks, and heed refuses to open an environment twice in one process.
+        // here touches its files but LMDB, and heed refuses to open an environment twice in one process. The only flag, for reading alone,
+        // leaves the lock out on a file system where nothing can be written.
         #[allow(unsafe_code)]
-        let opened = unsafe { options.open(path) };
+        let opened = unsafe {
+            if read_only {
+                options.flags(EnvFlags::READ_ONLY);
+            }
+            options.open(path)
+        };
         match opened {
+            // Its file of locks could not be opened for writing. What there is can be read.
+            Err(heed::Error::Io(error)) if error.kind() == std::io::ErrorKind::ReadOnlyFilesystem && !read_only => read_only = true,
             // The last user of this index in this process is just closing it.
             Err(heed::Error::EnvAlreadyOpened) => {
                 let closing = path.canonicalize().ok().and_then(heed::env_closing_event);

@@ -5,36 +5,57 @@
 //!
 //! - `store`: [`Store`], opening, reading pages and blobs
 //! - `writer`: [`Writer`], the sieve, the commit
-//! - `pack`: pack files; `index`: where everything lies
+//! - `pack`: pack files; `index`: where everything lies; `lmdb`: checks its file before LMDB sees it
 //! - `table` and `node`: page tables as trees of hashes
 //! - `record`: [`Record`]; `refs`: branches, tags, finding checkpoints
 //! - `image`: golden images
+//! - `remove`: removing checkpoints; `removed`: what is remembered of them; `hold`: what must stay all the same; `hints`: bytes beside a checkpoint
+//! - `collect`: garbage, and the steps in which it goes; `mark`: what is alive
+//! - `verify`: finding damage and what it touches; `stats`: what is in the store
 //! - `rebuild`: the index again from packs alone
+//! - `fuzzing`: what fuzzers call, only with that feature
 //! - `files`: every change to files, the seam for faults; `cache`, `hash`, `error`: what the others stand on
 //!
 //! This room knows no machine and no disk: it keeps pages, trees of page names, blobs and records, and hands them back as they were. It does
-//! not know what a page means, looks at no clock, and decides nothing about which checkpoints to keep.
+//! not know what a page means, looks at no clock, and does not decide which checkpoints to keep: it is told.
 
 mod cache;
+mod collect;
 mod error;
 mod files;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod hash;
+mod hints;
+mod hold;
 mod image;
 mod index;
+mod lmdb;
+mod mark;
 mod node;
 mod pack;
 mod rebuild;
 mod record;
 mod refs;
+mod remove;
+mod removed;
+mod stats;
 mod store;
 mod table;
 #[cfg(test)]
 mod tests;
+mod verify;
 mod writer;
 
+pub use collect::{CollectOptions, CollectStage, Collected};
 pub use error::{Error, Result};
+pub use hold::Hold;
 pub use image::{ImageReader, Progress};
 pub use rebuild::Rebuilt;
 pub use record::{Cost, Record};
+pub use remove::{BranchName, MovedBranch, Removal, Removed, RemovedCheckpoint, RemovedTag};
+pub use stats::{Saved, Stats};
 pub use store::Store;
+pub use verify::{Damage, Remedy, Report, Touched, VerifyOptions, VerifyStage};
 pub use writer::{Class, Writer};

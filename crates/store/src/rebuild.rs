@@ -2,20 +2,21 @@
 
 use crate::{
     Error, Record, Result, Store,
-    files::{FileSystem, Medium},
+    files::{FileSystem, Medium, make_directory, remove_tree},
     index::Index,
+    lmdb,
     node::Stored,
     pack::{Kind, PackFile, Published, place},
-    refs,
+    refs, removed,
     store::open_format,
-    writer::add_objects,
+    writer::{Form, add_objects},
 };
 use fermata_types::{CheckpointId, NodeName, PackId};
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fs::TryLockError,
-    io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 /// What building the index again found.
@@ -31,23 +32,40 @@ pub struct Rebuilt {
 }
 
 /// A pack as the index has to know it.
-struct Found {
+pub(crate) struct Found {
     pack: Published,
     full_nodes: HashSet<NodeName>,
-    id: CheckpointId,
-    bytes: Vec<u8>,
-    record: Record,
+    /// Nodes stored as deltas, and their bases.
+    deltas: HashMap<NodeName, NodeName>,
+    /// Records, and their bytes. A pack of rewritten objects has any number of them.
+    records: Vec<(CheckpointId, Record, Vec<u8>)>,
+}
+
+impl Found {
+    fn form(&self, name: &NodeName, full_nodes: &HashSet<NodeName>) -> Form {
+        match self.deltas.get(name) {
+            None => Form::Full,
+            Some(base) if full_nodes.contains(base) => Form::Delta,
+            Some(_) => Form::Broken,
+        }
+    }
 }
 
 impl Store {
     /// Builds the index of a store again from its packs, for when it is lost or damaged. Nobody may have the store open.
     ///
     /// Branches and tags are taken over from the old index if that can still be read. A branch that it does not tell of gets its youngest
-    /// checkpoint as its head. Golden images are hashed again when they are next opened.
+    /// checkpoint as its head. Golden images are hashed again when they are next opened. Checkpoints that were removed come back unless the
+    /// garbage was collected since, or the old index can still be read.
     pub fn rebuild_index(path: &Path) -> Result<Rebuilt> {
+        Self::rebuild_on(path, Arc::new(FileSystem))
+    }
+
+    pub(crate) fn rebuild_on(path: &Path, medium: Arc<dyn Medium>) -> Result<Rebuilt> {
         let store = path.canonicalize().map_err(Error::io("find", path))?;
-        let medium = FileSystem;
-        let lock = open_format(&store, &medium)?;
+        let sync = |directory: &Path| medium.sync_directory(directory).map_err(Error::io("sync", directory));
+        let rename = |from: &Path, to: &Path| medium.rename(from, to).map_err(Error::io("rename", from));
+        let lock = open_format(&store, &*medium)?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -56,36 +74,57 @@ impl Store {
             Err(TryLockError::Error(error)) => return Err(Error::io("lock", &store.join("format"))(error)),
         }
         let (fresh, old, current) = (store.join("index.new"), store.join("index.old"), store.join("index"));
-        remove(&fresh)?;
-        crate::files::make_directory(&fresh)?;
-        let kept = if current.join(Index::FILE).exists() { kept_refs(&current) } else { kept_refs(&old) };
-        let rebuilt = fill(&fresh, &store.join("packs"), kept)?;
-        // Between the two renames there is no index. A store is not opened then: it asks for this function.
-        remove(&old)?;
-        if current.exists() {
-            medium.rename(&current, &old).map_err(Error::io("rename", &current))?;
+        remove_tree(&*medium, &fresh)?;
+        make_directory(&*medium, &fresh)?;
+        let interrupted = !Index::is_there(&current);
+        let mut kept = kept(if interrupted { &old } else { &current });
+        kept.removed.extend(removed::read(&store)?);
+        let rebuilt = fill(&fresh, &store.join("packs"), kept, &medium)?;
+        sync(&fresh)?;
+        if interrupted {
+            // The old index may be all that tells of tags: it stays until the new one is in place.
+            remove_tree(&*medium, &current)?;
+        } else {
+            remove_tree(&*medium, &old)?;
+            rename(&current, &old)?;
         }
-        medium.rename(&fresh, &current).map_err(Error::io("rename", &fresh))?;
-        medium.sync_directory(&store).map_err(Error::io("sync", &store))?;
-        remove(&old)?;
+        // Between the two renames there is no index. A store is not opened then: it asks for this function.
+        rename(&fresh, &current)?;
+        sync(&store)?;
+        remove_tree(&*medium, &old)?;
         Ok(rebuilt)
     }
 }
 
+/// What an index has that packs have not.
+#[derive(Default)]
+struct Kept {
+    refs: BTreeMap<Vec<u8>, CheckpointId>,
+    /// Removed checkpoints with their parents.
+    removed: BTreeMap<CheckpointId, Option<CheckpointId>>,
+}
+
 /// Fills a new index from all packs.
-fn fill(fresh: &Path, shelf: &Path, kept: BTreeMap<Vec<u8>, CheckpointId>) -> Result<Rebuilt> {
-    let index = Index::open(fresh)?;
+fn fill(fresh: &Path, shelf: &Path, kept: Kept, medium: &Arc<dyn Medium>) -> Result<Rebuilt> {
+    let index = Index::open(fresh, medium.clone())?;
     let mut rebuilt = Rebuilt::default();
     let mut known = HashMap::new();
-    for (path, id) in list(shelf)? {
+    let packs = list(shelf)?;
+    // In packs that a collection left there may be nodes whose bases it took away: nobody needs them, and nobody must find them.
+    let mut full_nodes = HashSet::new();
+    for (_, id) in &packs {
+        full_nodes.extend(read(shelf, id).map(|found| found.full_nodes).unwrap_or_default());
+    }
+    for (path, id) in packs {
         match read(shelf, &id) {
-            Ok(found) => {
+            Ok(mut found) => {
+                found.records.retain(|(id, ..)| !kept.removed.contains_key(id));
                 index.write(|write| {
-                    add_objects(&index, write, &found.pack, |name| found.full_nodes.contains(name))?;
-                    index.put(write, &index.records, found.id.as_bytes(), &found.bytes)
+                    add_objects(&index, write, &found.pack, |name| found.form(name, &full_nodes))?;
+                    found.records.iter().try_for_each(|(id, _, bytes)| index.put(write, &index.records, id.as_bytes(), bytes))
                 })?;
                 rebuilt.packs += 1;
-                known.insert(found.id, found.record);
+                known.extend(found.records.into_iter().map(|(id, record, _)| (id, record)));
             }
             Err(error @ (Error::Corrupt { .. } | Error::Unsupported { .. })) => rebuilt.damaged.push((path, error)),
             Err(error) => return Err(error),
@@ -93,27 +132,31 @@ fn fill(fresh: &Path, shelf: &Path, kept: BTreeMap<Vec<u8>, CheckpointId>) -> Re
     }
     rebuilt.checkpoints = known.len() as u64;
     let mut all = heads(&known);
-    all.extend(kept.into_iter().filter(|(_, id)| known.contains_key(id)));
-    index.write(|write| all.iter().try_for_each(|(key, id)| index.put(write, &index.refs, key, id.as_bytes())))?;
+    all.extend(kept.refs.into_iter().filter(|(_, id)| known.contains_key(id)));
+    index.write(|write| {
+        kept.removed.iter().try_for_each(|(id, parent)| removed::enter(&index, write, id, parent.as_ref()))?;
+        all.iter().try_for_each(|(key, id)| index.put(write, &index.refs, key, id.as_bytes()))
+    })?;
     Ok(rebuilt)
 }
 
-/// The refs of an index, none if it cannot be read.
-fn kept_refs(path: &Path) -> BTreeMap<Vec<u8>, CheckpointId> {
-    let mut kept = BTreeMap::new();
-    if !path.join(Index::FILE).exists() {
-        return kept;
+/// What can be read of an index that may be damaged.
+fn kept(path: &Path) -> Kept {
+    let salvage = |name| {
+        let (entries, ended) = lmdb::salvage(&path.join(Index::FILE), name);
+        if let Err(fault) = ended {
+            tracing::warn!(?fault, kept = entries.len(), "{name} of the old index may be lost: it is damaged");
+        }
+        entries.into_iter()
+    };
+    let id = |bytes: &[u8]| bytes.try_into().ok().map(CheckpointId);
+    if !Index::is_there(path) {
+        return Kept::default();
     }
-    let read = Index::open(path).and_then(|index| {
-        index.scan(&*index.read()?, &index.refs, &[0], |key, value| {
-            kept.insert(key.to_vec(), index.checkpoint_id(value, &"a ref")?);
-            Ok(true)
-        })
-    });
-    if let Err(error) = read {
-        tracing::warn!(%error, "branches and tags of the old index are lost");
+    Kept {
+        refs: salvage("refs").filter_map(|(key, value)| Some((key, id(&value)?))).collect(),
+        removed: salvage("removed").filter_map(|(key, parent)| Some((id(&key)?, id(&parent)))).collect(),
     }
-    kept
 }
 
 /// The youngest checkpoint of every branch.
@@ -134,7 +177,7 @@ fn heads(records: &HashMap<CheckpointId, Record>) -> BTreeMap<Vec<u8>, Checkpoin
 }
 
 /// Every pack on the shelf. Other files are none of ours.
-fn list(shelf: &Path) -> Result<Vec<(PathBuf, PackId)>> {
+pub(crate) fn list(shelf: &Path) -> Result<Vec<(PathBuf, PackId)>> {
     let mut found = Vec::new();
     for directory in entries(shelf)? {
         if !directory.is_dir() {
@@ -149,16 +192,15 @@ fn list(shelf: &Path) -> Result<Vec<(PathBuf, PackId)>> {
     Ok(found)
 }
 
-fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     let failed = |error| Error::io("list", directory)(error);
     std::fs::read_dir(directory).map_err(failed)?.map(|entry| Ok(entry.map_err(failed)?.path())).collect()
 }
 
-fn read(shelf: &Path, id: &PackId) -> Result<Found> {
+pub(crate) fn read(shelf: &Path, id: &PackId) -> Result<Found> {
     let file = PackFile::open(shelf, id)?;
     let contents = file.contents(id)?;
-    let mut full_nodes = HashSet::new();
-    let mut record = None;
+    let (mut full_nodes, mut deltas, mut records) = (HashSet::new(), HashMap::new(), Vec::new());
     for entry in &contents.entries {
         let corrupt = |detail: String| Error::corrupt(file.path(), entry.offset, "a frame", detail);
         match entry.kind {
@@ -171,23 +213,16 @@ fn read(shelf: &Path, id: &PackId) -> Result<Found> {
         }
         if frame.kind == Kind::Record {
             let id = CheckpointId(entry.names[0]);
-            record = Some((id, Record::decode(&frame.raw, &id, file.path())?, frame.raw));
+            records.push((id, Record::decode(&frame.raw, &id, file.path())?, frame.raw));
             continue;
         }
         for (place, name) in entry.names.iter().enumerate() {
-            if let Stored::Full(_) = frame.object(place).and_then(Stored::decode).map_err(corrupt)? {
-                full_nodes.insert(NodeName(*name));
+            match frame.object(place).and_then(Stored::decode).map_err(corrupt)? {
+                Stored::Full(_) => _ = full_nodes.insert(NodeName(*name)),
+                Stored::Delta(delta) => _ = deltas.insert(NodeName(*name), delta.base),
             }
         }
     }
-    let (checkpoint, record, bytes) = record.ok_or_else(|| Error::corrupt(file.path(), None, "the pack", "it has no record"))?;
     let pack = Published { id: *id, path: file.path().to_owned(), contents };
-    Ok(Found { pack, full_nodes, id: checkpoint, bytes, record })
-}
-
-fn remove(directory: &Path) -> Result<()> {
-    match std::fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", directory)(error)),
-        _ => Ok(()),
-    }
+    Ok(Found { pack, full_nodes, deltas, records })
 }

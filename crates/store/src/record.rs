@@ -46,6 +46,12 @@ pub struct Cost {
     pub stored_bytes: u64,
     /// How its pages fell through the sieve.
     pub pages: PageCounts,
+    /// The same for each part by name, so that pages of RAM and blocks of disks are told apart.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub parts: BTreeMap<String, PageCounts>,
+    /// Steps of the work before and behind the pause, while the guests ran, by part and name ("m1 prepare"), ns.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub background_ns: BTreeMap<String, u64>,
 }
 
 #[derive(Serialize)]

@@ -1,6 +1,6 @@
 //! Records, branches and tags: reading them, moving them, and finding a checkpoint by what a person types.
 
-use crate::{Error, Record, Result, Store, error::Named};
+use crate::{Error, Record, Result, Store, error::Named, index::Index};
 use fermata_types::CheckpointId;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,21 +14,32 @@ const PREFIX_MIN: usize = 4;
 const CANDIDATES_MAX: usize = 8;
 
 impl Store {
-    /// The record of a checkpoint, checked against its id.
+    /// The record of a checkpoint, checked against its id. Its parent is the nearest ancestor that was not removed.
     pub fn record(&self, id: &CheckpointId) -> Result<Record> {
-        let index = &self.0.index;
-        let read = index.read()?;
-        let bytes = index.get(&read, &index.records, id.as_bytes())?.ok_or_else(|| no_checkpoint(id))?;
-        Record::decode(bytes, id, index.path())
+        let read = self.0.index.read()?;
+        self.record_in(&read, id)?.ok_or_else(|| no_checkpoint(id))
     }
 
-    /// All checkpoints, parents before children, and the older first where that leaves a choice.
+    /// The same, in a transaction; none if there is no such checkpoint.
+    fn record_in(&self, read: &heed::RoTxn<'_>, id: &CheckpointId) -> Result<Option<Record>> {
+        let index = &self.0.index;
+        let Some(bytes) = index.get(read, &index.records, id.as_bytes())? else { return Ok(None) };
+        let mut record = Record::decode(bytes, id, index.path())?;
+        record.parent = remaining(index, read, record.parent)?;
+        Ok(Some(record))
+    }
+
+    /// All checkpoints, parents before children, and the older first where that leaves a choice. A parent is the nearest ancestor that was not
+    /// removed.
     pub fn records(&self) -> Result<Vec<(CheckpointId, Record)>> {
         let index = &self.0.index;
+        let read = index.read()?;
         let mut records = BTreeMap::new();
-        index.scan(&*index.read()?, &index.records, &[0], |key, value| {
+        index.scan(&read, &index.records, &[0], |key, value| {
             let id = index.checkpoint_id(key, &"a record")?;
-            records.insert(id, Record::decode(value, &id, index.path())?);
+            let mut record = Record::decode(value, &id, index.path())?;
+            record.parent = remaining(index, &read, record.parent)?;
+            records.insert(id, record);
             Ok(true)
         })?;
         Ok(parents_first(records))
@@ -48,9 +59,8 @@ impl Store {
         let read = self.0.index.read()?;
         let mut id = self.resolve_name(&read, name, experiment)?;
         for step in 0..steps {
-            let index = &self.0.index;
-            let bytes = index.get(&read, &index.records, id.as_bytes())?.ok_or_else(|| no_checkpoint(&id))?;
-            id = Record::decode(bytes, &id, index.path())?.parent.ok_or_else(|| {
+            let record = self.record_in(&read, &id)?.ok_or_else(|| no_checkpoint(&id))?;
+            id = record.parent.ok_or_else(|| {
                 Error::missing(format!("checkpoint {text}: {name} has only {step} ancestors, so none"), "count again with `log`")
             })?;
         }
@@ -178,7 +188,54 @@ impl Store {
     }
 }
 
-fn no_checkpoint(id: &CheckpointId) -> Error {
+/// The nearest of a checkpoint and its ancestors that was not removed.
+pub(crate) fn remaining(index: &Index, read: &heed::RoTxn<'_>, mut id: Option<CheckpointId>) -> Result<Option<CheckpointId>> {
+    // Each step goes to a parent, and no checkpoint is its own ancestor: an id is the hash of a record that holds the parent's id.
+    while let Some(at) = id
+        && index.get(read, &index.records, at.as_bytes())?.is_none()
+    {
+        id = parent_of_removed(index, read, &at)?.flatten();
+    }
+    Ok(id)
+}
+
+/// The parent of a removed checkpoint. None: it was not removed from this store, or so long ago that nobody descends from it any more.
+pub(crate) fn parent_of_removed(index: &Index, read: &heed::RoTxn<'_>, id: &CheckpointId) -> Result<Option<Option<CheckpointId>>> {
+    match index.get(read, &index.removed, id.as_bytes())? {
+        None => Ok(None),
+        Some([]) => Ok(Some(None)),
+        Some(parent) => Ok(Some(Some(index.checkpoint_id(parent, &"a removed checkpoint")?))),
+    }
+}
+
+/// A ref in the index, taken apart.
+pub(crate) struct Ref {
+    pub is_branch: bool,
+    pub experiment: String,
+    pub name: String,
+    pub id: CheckpointId,
+}
+
+/// Every branch and tag of every experiment.
+pub(crate) fn all(index: &Index, read: &heed::RoTxn<'_>) -> Result<Vec<Ref>> {
+    let mut refs = Vec::new();
+    index.scan(read, &index.refs, &[0], |key, value| {
+        let text = String::from_utf8_lossy(key);
+        let parts = text.split_once('\0').filter(|_| matches!(key.first(), Some(&BRANCH | &TAG)));
+        let (start, name) = parts.ok_or_else(|| index.corrupt(&format!("ref {text:?}"), "it is neither branch nor tag"))?;
+        let id = index.checkpoint_id(value, &name)?;
+        refs.push(Ref { is_branch: key[0] == BRANCH, experiment: start[1..].to_owned(), name: name.to_owned(), id });
+        Ok(true)
+    })?;
+    Ok(refs)
+}
+
+/// The key of a tag in the index.
+pub(crate) fn tag_key(experiment: &str, tag: &str) -> Result<Vec<u8>> {
+    key(TAG, experiment, tag)
+}
+
+pub(crate) fn no_checkpoint(id: &CheckpointId) -> Error {
     Error::missing(Named("checkpoint", id.as_bytes()).to_string(), "look for the right one with `log`")
 }
 

@@ -6,7 +6,7 @@ use crate::{
     error::Named,
     files::{self, FileSystem, Medium},
     hash,
-    index::{Index, Location},
+    index::{Db, Index, Location},
     node::Stored,
     pack::{Frame, Kind, PackFile},
     table::{self, Loaded, Nodes},
@@ -15,11 +15,13 @@ use fermata_types::{BlobName, ImageId, NodeName, PageBuf, PageName, PageNumber, 
 use std::{
     collections::HashMap,
     fmt::Display,
-    fs::{DirBuilder, File, TryLockError},
-    io::{Read as _, Write as _},
-    os::unix::fs::DirBuilderExt,
+    fs::{File, TryLockError},
+    io::Read as _,
     path::{Path, PathBuf},
-    sync::{Arc, LazyLock, Mutex, RwLock, Weak},
+    sync::{
+        Arc, LazyLock, Mutex, RwLock, Weak,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 const FORMAT: &str = "fermata store 1\n";
@@ -29,6 +31,8 @@ const FORMAT_START: &str = "fermata store ";
 const FRAMES_CACHED: usize = 64;
 /// Nodes kept: 64 MiB at most, the tables of 8 GiB.
 const NODES_CACHED: usize = 4096;
+/// How often an object is looked for anew because a collection moved it. Once is usual.
+const MOVES_MAX: u32 = 3;
 /// Packs kept open.
 const PACKS_CACHED: usize = 128;
 
@@ -47,6 +51,8 @@ pub(crate) struct Inner {
     pub nodes: Cache<NodeName, Arc<Loaded>>,
     frames: Cache<(u32, u64), Arc<Frame>>,
     packs: Cache<u32, Arc<PackFile>>,
+    /// The number of collections as of when the caches were last emptied.
+    collections: AtomicU32,
     /// Held shared while the store is open.
     _lock: File,
 }
@@ -77,7 +83,7 @@ impl Store {
     pub(crate) fn open_on(path: &Path, medium: Arc<dyn Medium>) -> Result<Self> {
         // LMDB must not be opened twice in one process: its locks are the process's.
         static OPEN: LazyLock<Mutex<HashMap<PathBuf, Weak<Inner>>>> = LazyLock::new(Mutex::default);
-        DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(Error::io("create the directory", path))?;
+        files::make_directories(&*medium, path)?;
         let path = path.canonicalize().map_err(Error::io("find", path))?;
         let mut open = OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(inner) = open.get(&path).and_then(Weak::upgrade) {
@@ -110,14 +116,13 @@ impl Store {
             into.fill(0);
             return Ok(());
         }
-        let location = self.0.locate_page(&*self.0.index.read()?, name)?;
-        match location {
+        self.0.read_object(&self.0.index.pages, name.as_bytes(), &Named("page", name.as_bytes()), |location| match location {
             Location::Image { image, block } => self.0.read_image(image, block, name, into),
             Location::Pack { pack, offset, place, length } => {
                 let frame = self.0.frame(pack, offset, length, &Named("page", name.as_bytes()))?;
                 self.0.page_of(&frame, pack, offset, place, name, into)
             }
-        }
+        })
     }
 
     /// Reads many pages in the order in which they lie, each frame once, and checks each against its name; `each` may end it by returning
@@ -139,16 +144,22 @@ impl Store {
         // Not through the cache: a sweep over a whole memory would only throw out what others use.
         let mut last: Option<((u32, u64), Frame)> = None;
         for (location, number, name) in located {
-            match location {
-                Location::Image { image, block } => self.0.read_image(image, block, &name, &mut page)?,
+            let read = match location {
+                Location::Image { image, block } => self.0.read_image(image, block, &name, &mut page),
                 Location::Pack { pack, offset, place, length } => {
                     let frame = match last.take() {
-                        Some((at, frame)) if at == (pack, offset) => frame,
-                        _ => self.0.pack(pack)?.frame(offset, length, &Named("page", name.as_bytes()))?,
+                        Some((at, frame)) if at == (pack, offset) => Ok(frame),
+                        _ => self.0.pack(pack).and_then(|file| file.frame(offset, length, &Named("page", name.as_bytes()))),
                     };
-                    let (_, frame) = last.insert(((pack, offset), frame));
-                    self.0.page_of(frame, pack, offset, place, &name, &mut page)?;
+                    frame.and_then(|frame| {
+                        let (_, frame) = last.insert(((pack, offset), frame));
+                        self.0.page_of(frame, pack, offset, place, &name, &mut page)
+                    })
                 }
+            };
+            if read.is_err() {
+                // A collection may have moved it since it was located. If not, this says what is wrong.
+                self.read_page(&name, &mut page)?;
             }
             if !each(number, &page) {
                 break;
@@ -160,16 +171,17 @@ impl Store {
     /// Reads a blob and checks it against its name.
     pub fn read_blob(&self, name: &BlobName) -> Result<Vec<u8>> {
         let what = Named("blob", name.as_bytes());
-        let location = self.0.index.location(&*self.0.index.read()?, &self.0.index.blobs, name.as_bytes(), &what)?;
-        let Some(Location::Pack { pack, offset, place: 0, length }) = location else {
-            return Err(self.0.not_in_a_pack(location, &what));
-        };
-        let file = self.0.pack(pack)?;
-        let frame = file.frame(offset, length, &what)?;
-        if frame.kind != Kind::Blob || hash::blob(&frame.raw) != *name {
-            return Err(Error::corrupt(file.path(), offset, what, "what lies there is something else"));
-        }
-        Ok(frame.raw)
+        self.0.read_object(&self.0.index.blobs, name.as_bytes(), &what, |location| {
+            let Location::Pack { pack, offset, place: 0, length } = location else {
+                return Err(self.0.not_in_a_pack(Some(location), &what));
+            };
+            let file = self.0.pack(pack)?;
+            let frame = file.frame(offset, length, &what)?;
+            if frame.kind != Kind::Blob || hash::blob(&frame.raw) != *name {
+                return Err(Error::corrupt(file.path(), offset, &what, "what lies there is something else"));
+            }
+            Ok(frame.raw)
+        })
     }
 
     /// What a page table says of one page. None: not named by the table.
@@ -204,24 +216,25 @@ impl Inner {
             }
             Err(TryLockError::Error(error)) => return Err(Error::io("lock", &path.join("format"))(error)),
         }
-        let mut is_new = false;
-        for directory in ["index", "packs", "tmp", "live"] {
-            is_new |= files::make_directory(&path.join(directory))?;
+        for directory in ["index", "packs", "tmp", "live", "holds"] {
+            files::make_directory(&*medium, &path.join(directory))?;
         }
-        files::sweep(&path.join("tmp"))?;
+        files::sweep(&*medium, &path.join("tmp"))?;
+        files::sweep(&*medium, &path.join("holds"))?;
         let (shelf, index) = (path.join("packs"), path.join("index"));
         let is_empty = std::fs::read_dir(&shelf).map_err(Error::io("list", &shelf))?.next().is_none();
-        if !is_empty && !index.join(Index::FILE).exists() {
+        if !is_empty && !Index::is_there(&index) {
             // Never begin an empty index over packs: everything would seem to be gone.
             return Err(Error::IndexLost { path: index });
         }
-        let opened = Index::open(&index)?;
-        if is_new {
-            // Else a crash could take the directories away with all that is synced within them.
+        let opened = Index::open(&index, medium.clone())?;
+        if opened.is_empty()? {
+            // Else a crash could take the directories away with all that is synced within them. Whoever made them may have died before this.
             for directory in [&index, path, path.parent().unwrap_or(path)] {
                 medium.sync_directory(directory).map_err(Error::io("sync", directory))?;
             }
         }
+        let collections = opened.collections(&*opened.read()?)?;
         Ok(Self {
             path: path.to_owned(),
             index: opened,
@@ -230,6 +243,7 @@ impl Inner {
             nodes: Cache::new(NODES_CACHED),
             frames: Cache::new(FRAMES_CACHED),
             packs: Cache::new(PACKS_CACHED),
+            collections: AtomicU32::new(collections),
             _lock: lock,
         })
     }
@@ -243,13 +257,20 @@ impl Inner {
         self.index.location(read, &self.index.pages, name.as_bytes(), &what)?.ok_or_else(|| self.not_in_a_pack(None, &what))
     }
 
-    /// The pack with this number, open. A collection that removes packs has to tell this cache.
+    /// The pack with this number, open. One that a collection removed may still be in the cache, and be read as before.
     pub fn pack(&self, number: u32) -> Result<Arc<PackFile>> {
         if let Some(pack) = self.packs.get(&number) {
             return Ok(pack);
         }
         let id = self.index.pack_id(&*self.index.read()?, number)?;
-        let pack = Arc::new(PackFile::open(&self.shelf(), &id)?);
+        let pack = PackFile::open(&self.shelf(), &id).map_err(|error| match error {
+            // The index names it, so this is damage, and is mended like that.
+            Error::Io { path, source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                Error::corrupt(&path, None, "the pack", "the file is not there")
+            }
+            error => error,
+        });
+        let pack = Arc::new(pack?);
         self.packs.insert(number, pack.clone());
         Ok(pack)
     }
@@ -275,7 +296,7 @@ impl Inner {
         checked.map_err(|detail| self.damaged(pack, offset, &Named("page", name.as_bytes()), detail))
     }
 
-    fn read_image(&self, number: u32, block: u32, name: &PageName, into: &mut PageBuf) -> Result<()> {
+    pub fn read_image(&self, number: u32, block: u32, name: &PageName, into: &mut PageBuf) -> Result<()> {
         let open = self.images.read().unwrap_or_else(|poisoned| poisoned.into_inner()).get(&number).cloned();
         let Some((image, reader)) = open else {
             let image = self.index.image_with_number(&*self.index.read()?, number)?;
@@ -294,33 +315,81 @@ impl Inner {
         Ok(())
     }
 
+    /// Reads an object where the index says that it lies. A collection may move it between the look and the reading: then it is read where it
+    /// lies now.
+    fn read_object<T>(&self, db: &Db, name: &[u8; 32], what: &dyn Display, mut read: impl FnMut(Location) -> Result<T>) -> Result<T> {
+        let locate = || -> Result<Location> {
+            self.index.location(&*self.index.read()?, db, name, what)?.ok_or_else(|| self.not_in_a_pack(None, what))
+        };
+        let mut location = locate()?;
+        for _ in 0..MOVES_MAX {
+            let error = match read(location) {
+                Ok(value) => return Ok(value),
+                Err(error) => error,
+            };
+            let now = locate()?;
+            if now == location {
+                return Err(error);
+            }
+            location = now;
+        }
+        read(location)
+    }
+
     /// A node in the form in which it lies, and where that is; not yet checked against its name.
-    fn stored_node(&self, name: &NodeName) -> Result<(Stored, u32, u64)> {
+    pub fn stored_node(&self, name: &NodeName) -> Result<(Stored, Location)> {
         let what = Named("node", name.as_bytes());
-        let location = self.index.location(&*self.index.read()?, &self.index.nodes, name.as_bytes(), &what)?;
-        let Some(Location::Pack { pack, offset, place, length }) = location else {
-            return Err(self.not_in_a_pack(location, &what));
-        };
-        let frame = self.frame(pack, offset, length, &what)?;
-        let stored = match frame.kind {
-            Kind::Nodes => frame.object(place.into()).and_then(Stored::decode),
-            _ => Err("what lies there is no node".into()),
-        };
-        Ok((stored.map_err(|detail| self.damaged(pack, offset, &what, detail))?, pack, offset))
+        self.read_object(&self.index.nodes, name.as_bytes(), &what, |location| {
+            let Location::Pack { pack, offset, place, length } = location else {
+                return Err(self.not_in_a_pack(Some(location), &what));
+            };
+            let frame = self.frame(pack, offset, length, &what)?;
+            let stored = match frame.kind {
+                Kind::Nodes => frame.object(place.into()).and_then(Stored::decode),
+                _ => Err("what lies there is no node".into()),
+            };
+            Ok((stored.map_err(|detail| self.damaged(pack, offset, &what, detail))?, location))
+        })
+    }
+
+    /// Whether a node lies in the store full, by what lies there now. What is cached of it is brought up to date.
+    pub fn look_again(&self, name: &NodeName) -> Result<bool> {
+        let loaded = Arc::new(self.load_node(name)?);
+        self.nodes.insert(*name, loaded.clone());
+        Ok(loaded.base.is_none())
+    }
+
+    /// Drops what is cached if a collection has removed anything since it was: packs that are gone, and nodes that may lie otherwise now.
+    pub fn forget_if_collected(&self) -> Result<()> {
+        let now = self.index.collections(&*self.index.read()?)?;
+        if self.collections.swap(now, Ordering::AcqRel) != now {
+            self.forget();
+        }
+        Ok(())
+    }
+
+    /// Drops what is cached.
+    pub fn forget(&self) {
+        self.nodes.clear();
+        self.frames.clear();
+        self.packs.clear();
     }
 
     fn load_node(&self, name: &NodeName) -> Result<Loaded> {
-        let (stored, pack, offset) = self.stored_node(name)?;
-        let damaged = |detail: String| self.damaged(pack, offset, &Named("node", name.as_bytes()), detail);
+        let (stored, location) = self.stored_node(name)?;
+        let damaged = |detail: String| match location {
+            Location::Pack { pack, offset, .. } => self.damaged(pack, offset, &Named("node", name.as_bytes()), detail),
+            Location::Image { .. } => self.not_in_a_pack(Some(location), &Named("node", name.as_bytes())),
+        };
         let loaded = match stored {
-            Stored::Full(node) => Loaded { node, base: None },
+            Stored::Full(node) => Loaded { node, base: None, at: Some(location) },
             Stored::Delta(delta) => {
                 let base = self.load_base(&delta.base).map_err(|error| match error {
                     Error::Missing { what, .. } => damaged(format!("its base is gone: {what}")),
                     error => error,
                 })?;
                 let base = base.ok_or_else(|| damaged("its base is not stored full".into()))?;
-                Loaded { node: delta.apply(&base.node).map_err(damaged)?, base: Some(delta.base) }
+                Loaded { node: delta.apply(&base.node).map_err(damaged)?, base: Some(delta.base), at: Some(location) }
             }
         };
         if loaded.node.name() != *name {
@@ -343,7 +412,10 @@ impl Inner {
     /// The error for an object that should lie in a pack, and lies nowhere or elsewhere.
     fn not_in_a_pack(&self, location: Option<Location>, what: &dyn Display) -> Error {
         match location {
-            None => Error::missing(what.to_string(), "what names it is from another store, or was never committed"),
+            None => Error::missing(
+                what.to_string(),
+                "what names it was removed; if a checkpoint names it, the index is damaged: `fermata rebuild`",
+            ),
             Some(_) => self.index.corrupt(what, "it cannot lie where its entry says"),
         }
     }
@@ -405,12 +477,12 @@ fn create_format(store: &Path, path: &Path, medium: &dyn Medium) -> Result<()> {
         ));
     }
     let failed = |error| Error::io("create", path)(error);
-    let mut file = tempfile::Builder::new().prefix("format-").tempfile_in(store).map_err(failed)?;
-    file.write_all(FORMAT.as_bytes()).map_err(failed)?;
-    medium.sync(file.as_file()).map_err(failed)?;
-    match file.persist_noclobber(path) {
-        Ok(_) => medium.sync_directory(store).map_err(failed),
-        Err(error) if error.error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(failed(error.error)),
+    let temp = tempfile::Builder::new().prefix("format-").make_in(store, |path| medium.create(path)).map_err(failed)?;
+    let (file, temp) = temp.into_parts();
+    medium.write_at(&file, FORMAT.as_bytes(), 0).map_err(failed)?;
+    medium.sync(&file).map_err(failed)?;
+    match medium.rename_new(temp, path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        placed => placed.and_then(|()| medium.sync_directory(store)).map_err(failed),
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::{
     Error, Result,
+    index::Location,
     node::{Entries, Name, Node},
 };
 use fermata_types::{FANOUT, NodeName, PageName, PageNumber, Root};
@@ -20,6 +21,8 @@ pub(crate) struct Loaded {
     pub node: Node,
     /// The base that it is stored against; none: it is stored full.
     pub base: Option<NodeName>,
+    /// Where it was read from; none: it was just written.
+    pub at: Option<Location>,
 }
 
 /// Where nodes come from.
@@ -46,7 +49,7 @@ pub(crate) trait NodesMut: Nodes {
 }
 
 /// Pages below one entry of a node of this level.
-fn span(level: u8) -> u64 {
+pub(crate) fn span(level: u8) -> u64 {
     (FANOUT as u64).pow(level.into())
 }
 

@@ -1,14 +1,20 @@
 //! Faults and crashes at every operation on files; and decoders that are fed anything.
 
+mod commits;
+mod crash;
+mod disk;
+mod full;
+
 use crate::{
-    Cost, Error, Record, Store,
-    files::Medium,
+    CollectOptions, Cost, Error, Record, Removal, Store, VerifyOptions,
+    files::{FileSystem, Medium},
     node::Stored,
     pack::{Frame, contents::Contents, frame::Encoder},
 };
 use fermata_types::*;
 use proptest::prelude::*;
 use std::{
+    collections::BTreeMap,
     fs::File,
     io,
     os::unix::fs::FileExt,
@@ -35,65 +41,32 @@ impl Failing {
 }
 
 impl Medium for Failing {
+    fn create(&self, path: &Path) -> io::Result<File> {
+        self.step().and_then(|()| FileSystem.create(path))
+    }
+    fn make_directory(&self, path: &Path) -> io::Result<()> {
+        self.step().and_then(|()| FileSystem.make_directory(path))
+    }
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         let result = self.step();
         let length = if result.is_ok() { bytes.len() } else { bytes.len() / 2 };
         file.write_all_at(&bytes[..length], offset).and(result)
     }
-    fn sync(&self, file: &File) -> io::Result<()> {
-        self.step().and_then(|()| file.sync_all())
+    fn sync(&self, _file: &File) -> io::Result<()> {
+        self.step()
     }
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.step().and_then(|()| std::fs::rename(from, to))
+        self.step().and_then(|()| FileSystem.rename(from, to))
+    }
+    fn rename_new(&self, from: tempfile::TempPath, to: &Path) -> io::Result<()> {
+        self.step().and_then(|()| FileSystem.rename_new(from, to))
     }
     fn sync_directory(&self, _directory: &Path) -> io::Result<()> {
         self.step()
     }
-}
-
-/// Keeps a copy of the whole store as it was before and after every operation.
-struct Copying {
-    store: PathBuf,
-    copies: PathBuf,
-    count: Mutex<u32>,
-}
-
-impl Copying {
-    fn around(&self, operation: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        self.copy();
-        let result = operation();
-        self.copy();
-        result
-    }
-
-    fn copy(&self) {
-        let mut count = self.count.lock().unwrap();
-        copy(&self.store, &self.copies.join(count.to_string()));
-        *count += 1;
-    }
-}
-
-impl Medium for Copying {
-    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.around(|| file.write_all_at(bytes, offset))
-    }
-    fn sync(&self, file: &File) -> io::Result<()> {
-        self.around(|| file.sync_all())
-    }
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.around(|| std::fs::rename(from, to))
-    }
-    fn sync_directory(&self, _directory: &Path) -> io::Result<()> {
-        self.around(|| Ok(()))
-    }
-}
-
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let to = to.join(entry.file_name());
-        if entry.path().is_dir() { copy(&entry.path(), &to) } else { _ = std::fs::copy(entry.path(), to).unwrap() }
+    fn commit(&self, transaction: heed::RwTxn<'_>) -> heed::Result<()> {
+        self.step()?;
+        transaction.commit()
     }
 }
 
@@ -116,14 +89,18 @@ fn grow(store: &Store, parent: Option<CheckpointId>, step: u64) -> crate::Result
     }
     let ram = writer.update_table(&base, &changes)?;
     let blob = writer.put_blob(&step.to_le_bytes())?;
+    writer.commit(&record(parent, step, ram, [("devices".to_owned(), blob)].into()))
+}
+
+fn record(parent: Option<CheckpointId>, step: u64, ram: Root, blobs: BTreeMap<String, BlobName>) -> Record {
     let part = PartState {
         name: "m1".into(),
         kind: PartKind::Machine,
         tables: [("ram".to_owned(), ram)].into(),
-        blobs: [("devices".to_owned(), blob)].into(),
+        blobs,
         details: serde_json::Value::Null,
     };
-    writer.commit(&Record {
+    Record {
         parent,
         experiment: "lab".into(),
         branch: "main".into(),
@@ -134,7 +111,7 @@ fn grow(store: &Store, parent: Option<CheckpointId>, step: u64) -> crate::Result
         parts: vec![part],
         images: Vec::new(),
         cost: Cost::default(),
-    })
+    }
 }
 
 /// Reads all of every checkpoint; returns how many there are.
@@ -158,33 +135,6 @@ fn check(store: &Store) -> usize {
 }
 
 #[test]
-fn a_disk_that_is_full_at_any_operation_costs_only_the_checkpoint_being_written() {
-    let dir = tempfile::tempdir().unwrap();
-    let medium = Arc::new(Failing { left: Mutex::new(None) });
-    let store = Store::open_on(dir.path(), medium.clone()).unwrap();
-    let first = grow(&store, None, 1).unwrap();
-    for operations in 0.. {
-        *medium.left.lock().unwrap() = Some(operations);
-        let result = grow(&store, Some(first), 2);
-        *medium.left.lock().unwrap() = None;
-        let count = check(&store);
-        match result {
-            Ok(_) => {
-                assert_eq!(count, 2);
-                assert!(operations > 8, "{operations} operations are not all there must be");
-                break;
-            }
-            Err(error) => {
-                assert!(matches!(error, Error::Io { .. }), "{error}");
-                assert!(error.to_string().contains("the disk of the store is full"), "{error}");
-                assert_eq!(count, 1);
-                assert_eq!(std::fs::read_dir(dir.path().join("tmp")).unwrap().count(), 0);
-            }
-        }
-    }
-}
-
-#[test]
 fn a_writer_that_failed_once_writes_nothing_more() {
     let dir = tempfile::tempdir().unwrap();
     let medium = Arc::new(Failing { left: Mutex::new(None) });
@@ -196,36 +146,6 @@ fn a_writer_that_failed_once_writes_nothing_more() {
     *medium.left.lock().unwrap() = None;
     assert!(matches!(writer.put_blob(b"x"), Err(Error::Refused { .. })));
     assert!(matches!(writer.stored_bytes(), Err(Error::Refused { .. })));
-}
-
-#[test]
-fn after_a_crash_at_any_operation_every_permanent_checkpoint_is_there() {
-    let dir = tempfile::tempdir().unwrap();
-    let (path, copies) = (dir.path().join("store"), dir.path().join("copies"));
-    std::fs::create_dir(&path).unwrap();
-    let medium = Arc::new(Copying { store: path.clone(), copies: copies.clone(), count: Mutex::new(0) });
-    let store = Store::open_on(&path, medium.clone()).unwrap();
-    let first = grow(&store, None, 1).unwrap();
-    let from = *medium.count.lock().unwrap();
-    grow(&store, Some(first), 2).unwrap();
-    medium.copy();
-    let until = *medium.count.lock().unwrap();
-    for crash in 0..until {
-        let copied = Store::open(&copies.join(crash.to_string()));
-        if let Err(Error::Corrupt { .. } | Error::Refused { .. }) = copied {
-            panic!("crash {crash}: {copied:?}");
-        }
-        let copied = copied.unwrap();
-        assert_eq!(std::fs::read_dir(copied.path().join("tmp")).unwrap().count(), 0);
-        let count = check(&copied);
-        let expected = if crash + 1 == until { 2 } else { usize::from(crash >= from) };
-        assert_eq!(count, expected, "crash {crash}");
-        // And it goes on from there, with the very same checkpoint too.
-        if count == 1 {
-            grow(&copied, Some(first), 2).unwrap();
-            assert_eq!(check(&copied), 2);
-        }
-    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use crate::{
     Error, Record, Result, Store,
     error::Named,
     hash,
+    hold::{Hold, Presence},
     index::{Index, Location, Read},
     node::{Delta, Node, Stored},
     pack::{Kind, PackBuilder, Published, frame::BLOB_MAX},
@@ -11,7 +12,7 @@ use crate::{
     store::Inner,
     table::{self, Change, Loaded, Nodes, NodesMut},
 };
-use fermata_types::{BlobName, CheckpointId, ImageId, NodeName, PageBuf, PageName, Root, ZERO_PAGE};
+use fermata_types::{BlobName, CheckpointId, ImageId, NodeName, PageBuf, PageCounts, PageName, Root, ZERO_PAGE};
 use heed::RwTxn;
 use std::{
     collections::{HashMap, HashSet},
@@ -28,10 +29,43 @@ pub enum Class {
     Zero,
     /// Equal to a block of a golden image that is open: found there.
     OnDisk,
-    /// In the store already, or put before in this checkpoint.
-    Known,
+    /// Put before in this checkpoint, as new.
+    Within,
+    /// In a pack of an earlier checkpoint.
+    Known {
+        /// How many checkpoints ago it was stored, in the order in which the store got its packs; the newest is 1. A collection that
+        /// rewrites a pack makes what is in it as new as that.
+        distance: u32,
+    },
     /// Written to the pack.
     New,
+}
+
+impl Class {
+    /// Counts one page of this class.
+    pub fn count_into(self, counts: &mut PageCounts) {
+        match self {
+            Self::Zero => counts.zero += 1,
+            Self::OnDisk => counts.on_disk += 1,
+            Self::Within => {
+                counts.known += 1;
+                counts.within += 1;
+            }
+            Self::Known { distance } => {
+                counts.known += 1;
+                counts.distances.add(distance);
+            }
+            Self::New => counts.new += 1,
+        }
+    }
+}
+
+/// The index as it was a short while ago.
+struct Snapshot {
+    read: Read<'static>,
+    /// The number that the next pack gets.
+    next_pack: u32,
+    lookups: u32,
 }
 
 /// A checkpoint being written: one pack. Dropped without commit, it leaves nothing.
@@ -40,7 +74,7 @@ pub enum Class {
 pub struct Writer {
     store: Store,
     builder: PackBuilder,
-    read: Option<(Read<'static>, u32)>,
+    snapshot: Option<Snapshot>,
     pages: HashSet<PageName>,
     blobs: HashSet<BlobName>,
     nodes: HashMap<NodeName, Arc<Loaded>>,
@@ -48,6 +82,8 @@ pub struct Writer {
     images: HashMap<u32, ImageId>,
     /// Images that pages may be found in; none: all that are open.
     allowed: Option<Vec<ImageId>>,
+    /// Tells a collection to spare what was there when this writer began.
+    _presence: Presence,
 }
 
 impl std::fmt::Debug for Writer {
@@ -58,17 +94,19 @@ impl std::fmt::Debug for Writer {
 
 impl Writer {
     pub(crate) fn new(store: &Store) -> Result<Self> {
-        // Known pages of others' packs are only named here, not held. Whoever removes packs must spare those that were there when a writer
-        // that still lives began: the locked file in `tmp/` tells that it lives.
+        // Known pages of others' packs are only named here, not held. This comes before the first look at the index.
+        let presence = Presence::writer(store)?;
+        store.0.forget_if_collected()?;
         Ok(Self {
             store: store.clone(),
             builder: PackBuilder::new(store.0.medium.clone(), &store.path().join("tmp"))?,
-            read: None,
+            snapshot: None,
             pages: HashSet::new(),
             blobs: HashSet::new(),
             nodes: HashMap::new(),
             images: HashMap::new(),
             allowed: None,
+            _presence: presence,
         })
     }
 
@@ -89,13 +127,15 @@ impl Writer {
         }
         let name = hash::page(page);
         if self.pages.contains(&name) {
-            return Ok((name, Class::Known));
+            return Ok((name, Class::Within));
         }
         match self.locate(&name)? {
-            Some(Location::Pack { .. }) => return Ok((name, Class::Known)),
-            Some(Location::Image { image, .. }) if self.image_is_open(image) => return Ok((name, Class::OnDisk)),
+            (Some(Location::Pack { pack, .. }), next_pack) => {
+                return Ok((name, Class::Known { distance: next_pack.saturating_sub(pack) }));
+            }
+            (Some(Location::Image { image, .. }), _) if self.image_is_open(image) => return Ok((name, Class::OnDisk)),
             // In an image that this checkpoint does not stand on: it must not come to depend on it.
-            Some(Location::Image { .. }) | None => {}
+            (Some(Location::Image { .. }) | None, _) => {}
         }
         self.builder.add_page(&name, page)?;
         self.pages.insert(name);
@@ -107,10 +147,11 @@ impl Writer {
         if bytes.len() > BLOB_MAX {
             return Err(Error::refused(format!("a blob of {} bytes", bytes.len()), "keep what is larger than 256 MiB in pages"));
         }
-        self.read = None;
+        self.snapshot = None;
         let name = hash::blob(bytes);
         let inner = &self.store.0;
-        let known = inner.index.get(&*inner.index.read()?, &inner.index.blobs, name.as_bytes())?.is_some();
+        let known =
+            inner.index.lasting(&*inner.index.read()?, &inner.index.blobs, name.as_bytes(), &Named("blob", name.as_bytes()))?.is_some();
         if !known && !self.blobs.contains(&name) {
             self.builder.add_blob(&name, bytes)?;
             self.blobs.insert(name);
@@ -119,14 +160,17 @@ impl Writer {
     }
 
     /// A table like `base` but for `changes` (sorted by page, each page once; None: no longer named). `base` may come from this writer.
+    ///
+    /// What does not change is not looked at. So `base` must be of the checkpoint that will be the parent, and somebody must hold that if it may be
+    /// removed meanwhile (see [`Store::hold`]).
     pub fn update_table(&mut self, base: &Root, changes: &[Change]) -> Result<Root> {
-        self.read = None;
+        self.snapshot = None;
         table::update(self, base, changes)
     }
 
     /// Bytes written to the pack so far, including what was still buffered, without the record.
     pub fn stored_bytes(&mut self) -> Result<u64> {
-        self.read = None;
+        self.snapshot = None;
         self.builder.flush()?;
         Ok(self.builder.length())
     }
@@ -135,8 +179,13 @@ impl Writer {
     ///
     /// Refused if the branch exists and its head is not `record.parent`, and if the record does not list a golden image that a page was found
     /// in. When this fails, nothing of the checkpoint is visible.
-    pub fn commit(mut self, record: &Record) -> Result<CheckpointId> {
-        self.read = None;
+    pub fn commit(self, record: &Record) -> Result<CheckpointId> {
+        Ok(self.commit_held(record)?.id())
+    }
+
+    /// The same, and holds the checkpoint before anybody else can remove it.
+    pub fn commit_held(mut self, record: &Record) -> Result<Hold> {
+        self.snapshot = None;
         let inner = self.store.0.clone();
         let reference = refs::branch_key(&record.experiment, &record.branch)?;
         let bytes = record.encode()?;
@@ -145,13 +194,20 @@ impl Writer {
             let what = format!("the checkpoint has pages of golden image {image}, but its record does not list it");
             return Err(Error::refused(what, "list every image that the parts stand on"));
         }
+        if refs::parent_of_removed(&inner.index, &*inner.index.read()?, &id)?.is_some() {
+            return Err(Error::refused(format!("checkpoint {id} was removed, and this one is the very same"), "take another one"));
+        }
         // Here for an early answer; what counts is the same question in the transaction.
         check_parent(&inner, &*inner.index.read()?, &reference, record)?;
+        let hold = Hold::ahead(&self.store, id)?;
         let published = self.builder.publish(&id, &bytes, &inner.shelf())?;
         let nodes = self.nodes;
         let committed = inner.index.write(|write| {
             check_parent(&inner, write, &reference, record)?;
-            add_objects(&inner.index, write, &published, |name| nodes.get(name).is_some_and(|node| node.base.is_none()))?;
+            // A collection removes packs that nothing names, and does so under this lock.
+            std::fs::metadata(&published.path).map_err(Error::io("find", &published.path))?;
+            let is_full = |name: &NodeName| nodes.get(name).is_some_and(|node| node.base.is_none());
+            add_objects(&inner.index, write, &published, |name| if is_full(name) { Form::Full } else { Form::Delta })?;
             inner.index.put(write, &inner.index.records, id.as_bytes(), &bytes)?;
             inner.index.put(write, &inner.index.refs, &reference, id.as_bytes())
         });
@@ -159,24 +215,29 @@ impl Writer {
             let seen = inner.index.read().and_then(|read| Ok(inner.index.get(&read, &inner.index.records, id.as_bytes())?.is_some()));
             if let Ok(false) = seen {
                 // Nothing names this pack, and on a full disk its space is needed.
-                let _ = std::fs::remove_file(&published.path);
+                let _ = inner.medium.remove(&published.path);
             }
             return Err(error);
         }
         nodes.into_iter().for_each(|(name, node)| inner.nodes.insert(name, node));
-        Ok(id)
+        Ok(hold)
     }
 
-    fn locate(&mut self, name: &PageName) -> Result<Option<Location>> {
+    /// Where a page lies, and the number of the next pack as of then.
+    fn locate(&mut self, name: &PageName) -> Result<(Option<Location>, u32)> {
         let index = &self.store.0.index;
-        let fresh = self.read.take().filter(|(_, lookups)| *lookups < LOOKUPS_MAX);
-        let (read, lookups) = match fresh {
+        let mut snapshot = match self.snapshot.take().filter(|snapshot| snapshot.lookups < LOOKUPS_MAX) {
             Some(fresh) => fresh,
-            None => (index.read_owned()?, 0),
+            None => {
+                let read = index.read_owned()?;
+                Snapshot { next_pack: index.next_pack(&read)?, read, lookups: 0 }
+            }
         };
-        let location = index.location(&read, &index.pages, name.as_bytes(), &Named("page", name.as_bytes()));
-        self.read = Some((read, lookups + 1));
-        location
+        snapshot.lookups += 1;
+        let location = index.lasting(&snapshot.read, &index.pages, name.as_bytes(), &Named("page", name.as_bytes()));
+        let next_pack = snapshot.next_pack;
+        self.snapshot = Some(snapshot);
+        Ok((location?, next_pack))
     }
 
     fn image_is_open(&mut self, number: u32) -> bool {
@@ -192,12 +253,11 @@ impl Writer {
         }
     }
 
+    /// Whether the node will be there for whoever reads this checkpoint. The cache cannot tell: what is in it may be gone from the store.
     fn node_is_known(&self, name: &NodeName) -> Result<bool> {
         let inner = &self.store.0;
-        if self.nodes.contains_key(name) || inner.nodes.get(name).is_some() {
-            return Ok(true);
-        }
-        Ok(inner.index.get(&*inner.index.read()?, &inner.index.nodes, name.as_bytes())?.is_some())
+        let stored = || inner.index.lasting(&*inner.index.read()?, &inner.index.nodes, name.as_bytes(), &Named("node", name.as_bytes()));
+        Ok(self.nodes.contains_key(name) || stored()?.is_some())
     }
 
     /// The node as a delta to what `old` stands on, if that is near enough.
@@ -207,10 +267,23 @@ impl Writer {
             None => (old_name, old),
             Some(base) => (base, self.load(&base)?),
         };
-        if base.base.is_some() {
-            return Ok(None);
+        let Some(delta) = Delta::between(&base.node, base_name, node) else { return Ok(None) };
+        Ok(self.is_base(&base_name, &base)?.then_some(delta))
+    }
+
+    /// Whether a node lies in the store full and to stay, so that others may stand on it.
+    fn is_base(&self, name: &NodeName, loaded: &Loaded) -> Result<bool> {
+        if let Some(own) = self.nodes.get(name) {
+            return Ok(own.base.is_none());
         }
-        Ok(Delta::between(&base.node, base_name, node))
+        let inner = &self.store.0;
+        let place = inner.index.lasting(&*inner.index.read()?, &inner.index.nodes, name.as_bytes(), &Named("node", name.as_bytes()))?;
+        match place {
+            None => Ok(false),
+            Some(place) if loaded.at == Some(place) => Ok(loaded.base.is_none()),
+            // A collection moved it, or it is known here from having been written: look at what lies there.
+            Some(_) => inner.look_again(name),
+        }
     }
 }
 
@@ -244,7 +317,7 @@ impl NodesMut for Writer {
                 None
             }
         };
-        self.nodes.insert(name, Arc::new(Loaded { node, base }));
+        self.nodes.insert(name, Arc::new(Loaded { node, base, at: None }));
         Ok(name)
     }
 }
@@ -254,22 +327,34 @@ fn check_parent(inner: &Inner, read: &heed::RoTxn<'_>, reference: &[u8], record:
     let branch = format!("{}/{}", record.experiment, record.branch);
     if let Some(head) = index.get(read, &index.refs, reference)? {
         let head = index.checkpoint_id(head, &format!("branch {branch}"))?;
-        if record.parent != Some(head) {
-            let parent = record.parent.map_or_else(|| "none".into(), |parent| parent.to_string());
-            let what = format!("branch {branch} is at {head}, not at {parent}, the parent of this checkpoint: somebody else moved it");
-            return Err(Error::refused(what, "checkpoint to another branch, or go to the head of this one first"));
+        // Of a parent that was removed meanwhile, what counts is the ancestor that remains: there its branch is now.
+        if refs::remaining(index, read, record.parent)? != Some(head) {
+            let parent = record.parent.map_or_else(|| "none".into(), |parent| parent.short());
+            let what =
+                format!("branch {branch} is at {}, not at {parent}, the parent of this checkpoint: another keeper grows it", head.short());
+            let advice = "`fermata goto` to that parent begins a branch of its own there; to the branch by its name, goes on from its head";
+            return Err(Error::refused(what, advice));
         }
     }
-    match &record.parent {
-        Some(parent) if index.get(read, &index.records, parent.as_bytes())?.is_none() => {
-            Err(Error::missing(format!("checkpoint {parent}, the parent of this one"), "it was removed, or belongs to another store"))
-        }
-        _ => Ok(()),
+    let Some(parent) = &record.parent else { return Ok(()) };
+    let is_known = index.get(read, &index.records, parent.as_bytes())?.is_some() || refs::parent_of_removed(index, read, parent)?.is_some();
+    if is_known {
+        return Ok(());
     }
+    Err(Error::missing(format!("checkpoint {parent}, the parent of this one"), "it was removed, or belongs to another store"))
 }
 
-/// Enters a pack and everything in it. `is_full` tells which nodes are stored full.
-pub(crate) fn add_objects(index: &Index, write: &mut RwTxn<'_>, pack: &Published, is_full: impl Fn(&NodeName) -> bool) -> Result<()> {
+/// How a node is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    Full,
+    Delta,
+    /// As a delta to a base that is gone: of no use.
+    Broken,
+}
+
+/// Enters a pack and everything in it. `form` tells how a node is stored.
+pub(crate) fn add_objects(index: &Index, write: &mut RwTxn<'_>, pack: &Published, form: impl Fn(&NodeName) -> Form) -> Result<()> {
     let number = index.number_pack(write, &pack.id)?;
     let entries = pack.contents.entries.iter();
     let mut objects: Vec<_> = entries
@@ -280,17 +365,20 @@ pub(crate) fn add_objects(index: &Index, write: &mut RwTxn<'_>, pack: &Published
     objects.sort_unstable_by_key(|(_, name, _)| **name);
     for (entry, name, place) in objects {
         let location = Location::Pack { pack: number, offset: entry.offset, place, length: entry.length }.encode();
-        match entry.kind {
+        let (db, before) = match entry.kind {
             // A node that others are deltas to must be found full, even if somebody else stored it as a delta meanwhile.
-            Kind::Nodes if is_full(&NodeName(*name)) => index.put(write, &index.nodes, name, location.as_ref())?,
-            Kind::Nodes => _ = index.put_new(write, &index.nodes, name, location.as_ref())?,
-            Kind::Blob | Kind::Record => _ = index.put_new(write, &index.blobs, name, location.as_ref())?,
-            Kind::Pages => {
-                let before = index.put_new(write, &index.pages, name, location.as_ref())?.map(Location::decode);
-                if let Some(None | Some(Location::Image { .. })) = before {
-                    index.put(write, &index.pages, name, location.as_ref())?;
-                }
+            Kind::Nodes if form(&NodeName(*name)) == Form::Full => {
+                index.put(write, &index.nodes, name, location.as_ref())?;
+                continue;
             }
+            Kind::Nodes if form(&NodeName(*name)) == Form::Broken => continue,
+            Kind::Nodes => (&index.nodes, index.put_new(write, &index.nodes, name, location.as_ref())?),
+            Kind::Blob | Kind::Record => (&index.blobs, index.put_new(write, &index.blobs, name, location.as_ref())?),
+            Kind::Pages => (&index.pages, index.put_new(write, &index.pages, name, location.as_ref())?),
+        };
+        let goes = |before: &[u8]| Location::is_doomed(before) || !matches!(Location::decode(before), Some(Location::Pack { .. }));
+        if before.is_some_and(goes) {
+            index.put(write, db, name, location.as_ref())?;
         }
     }
     Ok(())

@@ -49,15 +49,23 @@ fn the_sieve_tells_zero_known_and_new_apart() {
     let (name, class) = writer.put_page(&almost_zero).unwrap();
     assert_eq!(class, Class::New);
     assert_eq!(name.as_bytes(), blake3::hash(&almost_zero).as_bytes());
-    assert_eq!(writer.put_page(&almost_zero).unwrap(), (name, Class::Known));
+    assert_eq!(writer.put_page(&almost_zero).unwrap(), (name, Class::Within));
     let id = writer.commit(&record(None, "main", "first")).unwrap();
     let mut writer = store.writer().unwrap();
-    assert_eq!(writer.put_page(&almost_zero).unwrap(), (name, Class::Known));
+    assert_eq!(writer.put_page(&almost_zero).unwrap(), (name, Class::Known { distance: 1 }));
     assert_eq!(writer.put_page(&page(7)).unwrap().1, Class::New);
     let before = writer.stored_bytes().unwrap();
-    assert_eq!(writer.put_page(&almost_zero).unwrap(), (name, Class::Known));
+    assert_eq!(writer.put_page(&almost_zero).unwrap(), (name, Class::Known { distance: 1 }));
     assert_eq!(writer.stored_bytes().unwrap(), before);
     writer.commit(&record(Some(id), "main", "second")).unwrap();
+    let mut writer = store.writer().unwrap();
+    let mut counts = PageCounts::default();
+    for content in [almost_zero, page(7), page(8), page(8), [0; PAGE_SIZE]] {
+        writer.put_page(&content).unwrap().1.count_into(&mut counts);
+    }
+    let expected = PageCounts { zero: 1, known: 3, within: 1, new: 1, distances: counts.distances, ..PageCounts::default() };
+    assert_eq!(counts, expected);
+    assert_eq!(counts.distances.iter().collect::<Vec<_>>(), [(1, 1), (2, 1)], "one in the newest pack, one in that before");
     assert_eq!(read(&store, &ZERO_PAGE).unwrap(), [0; PAGE_SIZE]);
     assert_eq!(read(&store, &name).unwrap(), almost_zero);
 }
@@ -124,7 +132,7 @@ fn a_branch_that_somebody_else_moved_refuses_the_commit() {
     let second = commit(Some(first), "main", "22").unwrap();
     let error = commit(Some(first), "main", "333").unwrap_err();
     assert!(matches!(error, Error::Refused { .. }));
-    assert!(error.to_string().contains(&first.to_string()) && error.to_string().contains(&second.to_string()), "{error}");
+    assert!(error.to_string().contains(&first.short()) && error.to_string().contains(&second.short()), "{error}");
     assert_eq!(packs(dir.path()).len(), 2, "the refused pack is gone");
     // A new branch may start anywhere; a parent that is not there is no parent.
     let fork = commit(Some(first), "what-if", "4444").unwrap();

@@ -128,7 +128,7 @@ fn a_checkpoint_does_not_come_to_depend_on_an_image_that_it_does_not_stand_on() 
     let store = Store::open(&path).unwrap();
     store.add_image(ImageId([8; 32]), Image::new(40..60), &mut |_| {}).unwrap();
     assert_eq!(read(&store, &name).unwrap(), page(50));
-    assert_eq!(store.writer().unwrap().put_page(&page(50)).unwrap().1, Class::Known);
+    assert_eq!(store.writer().unwrap().put_page(&page(50)).unwrap().1, Class::Known { distance: 1 });
 }
 
 #[test]

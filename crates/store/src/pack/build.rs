@@ -17,7 +17,6 @@ use std::{
 
 /// A pack being written.
 pub(crate) struct PackBuilder {
-    medium: Arc<dyn Medium>,
     file: TempFile,
     encoder: Encoder,
     /// Where the next frame goes.
@@ -42,11 +41,10 @@ pub(crate) struct Published {
 impl PackBuilder {
     /// A new pack in the directory for those that are not finished.
     pub fn new(medium: Arc<dyn Medium>, directory: &Path) -> Result<Self> {
-        let file = TempFile::create(directory)?;
-        file.write_at(&*medium, &contents::header(), 0)?;
+        let file = TempFile::create(medium, directory)?;
+        file.write_at(&contents::header(), 0)?;
         let encoder = Encoder::new().map_err(Error::io("start to compress", file.path()))?;
         Ok(Self {
-            medium,
             file,
             encoder,
             end: contents::HEADER as u64,
@@ -97,17 +95,28 @@ impl PackBuilder {
 
     /// Adds the record, ends the pack, makes it durable and gives it its place below `shelf`.
     pub fn publish(mut self, id: &CheckpointId, record: &[u8], shelf: &Path) -> Result<Published> {
+        self.add_record(id, record)?;
+        self.seal(shelf)
+    }
+
+    /// Adds a record behind all that was added before.
+    pub fn add_record(&mut self, id: &CheckpointId, record: &[u8]) -> Result<()> {
         self.flush()?;
-        self.write_frame(Kind::Record, vec![id.0], record)?;
+        self.write_frame(Kind::Record, vec![id.0], record)
+    }
+
+    /// Ends the pack as it is, makes it durable and gives it its place below `shelf`.
+    pub fn seal(mut self, shelf: &Path) -> Result<Published> {
+        self.flush()?;
         let encoded = self.contents.encode();
         if encoded.len() as u64 > contents::CONTENTS_MAX {
             return Err(too_large());
         }
         let (id, trailer) = contents::trailer(&encoded, self.end);
-        self.file.write_at(&*self.medium, &encoded, self.end)?;
-        self.file.write_at(&*self.medium, &trailer, self.end + encoded.len() as u64)?;
+        self.file.write_at(&encoded, self.end)?;
+        self.file.write_at(&trailer, self.end + encoded.len() as u64)?;
         let path = place(shelf, &id);
-        self.file.place(&*self.medium, &path)?;
+        self.file.place(&path)?;
         Ok(Published { id, path, contents: self.contents })
     }
 
@@ -148,7 +157,7 @@ impl PackBuilder {
         }
         self.failed = true;
         let frame = self.encoder.encode(kind, names.len(), raw).map_err(Error::io("compress for", self.file.path()))?;
-        self.file.write_at(&*self.medium, frame, self.end)?;
+        self.file.write_at(frame, self.end)?;
         self.failed = false;
         let length = frame.len() as u32;
         self.contents.push(Entry { kind, offset: self.end, length, names });

@@ -44,6 +44,11 @@ impl Contents {
         self.entries.push(entry);
     }
 
+    /// Every object in the order in which they lie: its frame, its place in it, its name.
+    pub fn objects(&self) -> impl Iterator<Item = (&Entry, u16, &[u8; 32])> {
+        self.entries.iter().flat_map(|entry| (0..).zip(&entry.names).map(move |(place, name)| (entry, place, name)))
+    }
+
     /// Bytes of the encoding.
     pub fn length(&self) -> u64 {
         (4 + self.entries.len() * ENTRY + self.objects * 32) as u64

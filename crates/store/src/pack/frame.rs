@@ -25,7 +25,7 @@ const RAW: u8 = 0;
 const ZSTD: u8 = 1;
 
 /// What the objects of a frame are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Pages,
     Nodes,

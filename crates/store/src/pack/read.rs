@@ -49,6 +49,11 @@ impl PackFile {
         &self.path
     }
 
+    /// Bytes of the file.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
     /// The frame at this place, for the object named.
     pub fn frame(&self, offset: u64, length: u32, object: &dyn Display) -> Result<Frame> {
         if offset.checked_add(length.into()).is_none_or(|end| end > self.length) {

@@ -1,0 +1,610 @@
+//! Collecting garbage: packs lose what no checkpoint needs, while checkpoints are taken, read and removed by any process.
+//!
+//! 1. **Mark** what all checkpoints and holds need: a bit for each object of each pack that is there now (`mark`).
+//! 2. **Hide** what is dead: its entries in the index become *doomed*. It can still be read, but the sieve does not find it any more, so a
+//!    checkpoint that has the same page stores it again.
+//! 3. **Wait** until all writers that were there are over. They may have relied on what is hidden now; those that began later cannot.
+//! 4. **Mark** what their checkpoints need. What was hidden and is alive after all is found again. From now on nothing can come to refer to what
+//!    is hidden.
+//! 5. **Remove** dead packs: first their entries, then the file. **Rewrite** packs that are mostly dead: the new pack is made durable, the index
+//!    finds its objects there, the old pack is removed. Readers that looked before look again.
+//!
+//! Each step leaves a whole store, so being killed anywhere only leaves work to the next collection: entries that are hidden, and files of packs
+//! that nothing names. Who collects or verifies takes turns by a lock that nobody else takes.
+
+use crate::{
+    Error, Progress, Result, Store, hash,
+    hold::Present,
+    index::Location,
+    mark::Marker,
+    node::Stored,
+    pack::{self, Kind, PackBuilder, PackFile},
+    rebuild::{self, entries},
+    removed,
+};
+use fermata_types::{BlobName, CheckpointId, NodeName, PackId, PageName};
+use heed::RwTxn;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs::{File, OpenOptions, TryLockError},
+    io,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+/// Entries of the index changed in one transaction: commits of others do not wait long for that.
+const BATCH: usize = 1 << 14;
+/// A pack of rewritten objects is ended when it is this long.
+const REWRITTEN_BYTES: u64 = 256 << 20;
+
+/// How to collect.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CollectOptions {
+    /// A pack that holds anything dead is rewritten when less than this part of its bytes is alive, in percent. 0: packs only go as a whole.
+    /// 100: nothing dead is left.
+    pub rewrite_below: u8,
+    /// Wait for the checkpoints that are being written when the collection begins, and for another collection. Else what they might still
+    /// refer to is left to the next collection, and beside another one this one is refused.
+    pub wait: bool,
+    /// Only say what would go.
+    pub dry_run: bool,
+}
+
+impl Default for CollectOptions {
+    fn default() -> Self {
+        Self { rewrite_below: 50, wait: true, dry_run: false }
+    }
+}
+
+/// What a collection is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum CollectStage {
+    /// Finds what is alive; counts checkpoints.
+    Mark,
+    /// Hides what is dead from new checkpoints; counts packs.
+    Hide,
+    /// Waits for checkpoints being written that may refer to it; counts them.
+    Wait,
+    /// Copies what is alive out of packs that are mostly dead; counts packs.
+    Rewrite,
+    /// Removes what is dead; counts packs.
+    Remove,
+}
+
+/// What a collection did, or would do.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Collected {
+    /// Checkpoints that are alive.
+    pub checkpoints: u64,
+    /// Packs before.
+    pub packs: u64,
+    /// Packs that went, those rewritten among them.
+    pub packs_removed: u64,
+    /// Of these, packs whose living part was copied into others.
+    pub packs_rewritten: u64,
+    /// Packs that these copies went to.
+    pub packs_written: u64,
+    /// Bytes of all packs before.
+    pub bytes_before: u64,
+    /// Bytes of all packs after; on a dry run an estimate.
+    pub bytes_after: u64,
+    /// Bytes of dead objects in packs that stay; about.
+    pub bytes_dead: u64,
+    /// Pages, nodes, blobs and records that were dead and went.
+    pub objects_removed: u64,
+    /// Files of packs that nothing named, left behind by a crash, and their bytes; not counted above.
+    pub orphans: u64,
+    /// Their bytes.
+    pub orphan_bytes: u64,
+    /// Checkpoints being written that kept this collection from removing anything; run it again when they are over.
+    pub waiting_for: u64,
+    /// Packs that cannot be read, and why. They stay.
+    pub damaged: Vec<String>,
+}
+
+impl Store {
+    /// Removes from the packs what no checkpoint needs any more. Checkpoints may be taken, read and removed meanwhile, by any process.
+    ///
+    /// What is held ([`Store::hold`]) stays. Interrupted at any point it leaves a whole store, and the next collection goes on. Fails with
+    /// `Corrupt` if the tables of a checkpoint cannot be read: remove that checkpoint first. Must not be called with a [`crate::Writer`] in
+    /// the same thread, for it waits for writers.
+    pub fn collect(&self, options: &CollectOptions, progress: &mut dyn FnMut(CollectStage, Progress)) -> Result<Collected> {
+        let _turn = Turn::alone(self, options.wait)?;
+        self.0.forget();
+        Collection::begin(self, options, progress)?.run()
+    }
+}
+
+/// A file that those who collect and those who verify lock in turn.
+pub(crate) struct Turn {
+    _file: File,
+}
+
+impl Turn {
+    fn open(store: &Store) -> Result<(PathBuf, File)> {
+        let path = store.path().join("collecting");
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        Ok((path.clone(), file.map_err(Error::io("open", &path))?))
+    }
+
+    fn alone(store: &Store, wait: bool) -> Result<Self> {
+        let (path, file) = Self::open(store)?;
+        if wait {
+            file.lock().map_err(Error::io("lock", &path))?;
+            return Ok(Self { _file: file });
+        }
+        match file.try_lock() {
+            Ok(()) => Ok(Self { _file: file }),
+            Err(TryLockError::WouldBlock) => {
+                Err(Error::refused("another collection or a verification of this store is under way", "wait until it has ended"))
+            }
+            Err(TryLockError::Error(error)) => Err(Error::io("lock", &path)(error)),
+        }
+    }
+
+    /// While this is there, nothing is collected. None where nobody can collect, for the store can only be read.
+    pub fn together(store: &Store) -> Result<Option<Self>> {
+        match Self::open(store) {
+            Ok((path, file)) => {
+                file.lock_shared().map_err(Error::io("lock", &path))?;
+                Ok(Some(Self { _file: file }))
+            }
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::ReadOnlyFilesystem => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What becomes of a pack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Keep,
+    Rewrite,
+    Remove,
+}
+
+/// A collection under way. See the top of this file for the steps and why they are safe.
+struct Collection<'a> {
+    store: &'a Store,
+    options: &'a CollectOptions,
+    progress: &'a mut dyn FnMut(CollectStage, Progress),
+    marker: Marker<'a>,
+    /// Packs of which something was hidden, and what becomes of them.
+    fates: BTreeMap<u32, Fate>,
+    /// Checkpoints held when we last looked.
+    held: HashSet<CheckpointId>,
+    /// Removed checkpoints when we last looked.
+    trash: Vec<CheckpointId>,
+    /// Checkpoints that were removed before all this began: their records are in the packs that we know, or in none.
+    removed_before: Vec<CheckpointId>,
+    told: Collected,
+}
+
+impl<'a> Collection<'a> {
+    fn begin(store: &'a Store, options: &'a CollectOptions, progress: &'a mut dyn FnMut(CollectStage, Progress)) -> Result<Self> {
+        let index = &store.0.index;
+        let mut removed_before = Vec::new();
+        index.scan(&*index.read()?, &index.removed, &[0], |key, _| {
+            removed_before.push(index.checkpoint_id(key, &"a removed checkpoint")?);
+            Ok(true)
+        })?;
+        let packs = index.all_packs(&*index.read()?)?;
+        let told = Collected { packs: packs.len() as u64, ..Collected::default() };
+        let marker = Marker::new(store, packs);
+        let (fates, held) = (BTreeMap::new(), HashSet::new());
+        Ok(Self { store, options, progress, marker, fates, held, trash: Vec::new(), removed_before, told })
+    }
+
+    fn run(mut self) -> Result<Collected> {
+        self.told.damaged = self.marker.damaged.iter().map(ToString::to_string).collect();
+        self.told.bytes_before = self.marker.packs.values().map(|pack| pack.length).sum();
+        self.told.bytes_after = self.told.bytes_before;
+        self.mark()?;
+        self.decide();
+        let files = rebuild::list(&self.store.0.shelf())?;
+        if self.options.dry_run {
+            self.estimate(&files)?;
+            return Ok(self.told);
+        }
+        self.unhide()?;
+        self.hide()?;
+        // Whoever wrote a checkpoint until here may have relied on what is hidden now; whoever begins after cannot. So when these are over, and
+        // their checkpoints are marked, nothing new can come to refer to what is hidden.
+        let writers = Present::look(self.store)?.writers;
+        if !self.options.wait && !writers.is_empty() {
+            self.told.waiting_for = writers.len() as u64;
+            return Ok(self.told);
+        }
+        self.wait(writers)?;
+        self.mark()?;
+        self.unhide()?;
+        removed::write(self.store)?;
+        self.remove_dead()?;
+        self.rewrite()?;
+        self.remove_orphans(files)?;
+        self.empty_trash()?;
+        removed::write(self.store)?;
+        self.store.0.forget_if_collected()?;
+        Ok(self.told)
+    }
+
+    /// Marks what all checkpoints and holds need that are there now.
+    fn mark(&mut self) -> Result<()> {
+        let index = &self.store.0.index;
+        let (mut ids, mut trash) = (Vec::new(), Vec::new());
+        {
+            let read = index.read()?;
+            for (db, into) in [(&index.records, &mut ids), (&index.trash, &mut trash)] {
+                index.scan(&read, db, &[0], |key, _| {
+                    into.push(index.checkpoint_id(key, &"a record")?);
+                    Ok(true)
+                })?;
+            }
+        }
+        // Holds are looked at after the records: what was removed in between, and held before it was, is seen in either.
+        self.held = Present::look(self.store)?.held.into_iter().collect();
+        self.told.checkpoints = ids.len() as u64;
+        self.trash = trash;
+        ids.retain(|id| !self.marker.has(id));
+        let total = ids.len() as u64;
+        for (done, id) in ids.iter().enumerate() {
+            (self.progress)(CollectStage::Mark, Progress { done: done as u64, total });
+            self.marker.mark(id)?;
+        }
+        self.held.iter().try_for_each(|id| self.marker.mark(id))?;
+        (self.progress)(CollectStage::Mark, Progress { done: total, total });
+        Ok(())
+    }
+
+    fn decide(&mut self) {
+        for (number, marks) in &self.marker.packs {
+            let (alive, bytes_alive) = (marks.alive(), marks.bytes_alive());
+            if alive == marks.objects() {
+                continue;
+            }
+            let is_low = bytes_alive * 100 < marks.bytes() * u64::from(self.options.rewrite_below) || self.options.rewrite_below >= 100;
+            let fate = match alive {
+                0 => Fate::Remove,
+                _ if is_low => Fate::Rewrite,
+                _ => Fate::Keep,
+            };
+            if fate == Fate::Keep {
+                self.told.bytes_dead += marks.bytes() - bytes_alive;
+            }
+            self.fates.insert(*number, fate);
+        }
+    }
+
+    fn estimate(&mut self, files: &[(PathBuf, PackId)]) -> Result<()> {
+        for (number, fate) in &self.fates {
+            let marks = &self.marker.packs[number];
+            let freed = match fate {
+                Fate::Keep => continue,
+                Fate::Rewrite => marks.bytes() - marks.bytes_alive(),
+                Fate::Remove => marks.length,
+            };
+            self.told.packs_rewritten += u64::from(*fate == Fate::Rewrite);
+            self.told.packs_removed += 1;
+            self.told.objects_removed += (marks.objects() - marks.alive()) as u64;
+            self.told.bytes_after -= freed;
+        }
+        let index = &self.store.0.index;
+        for (path, id) in files {
+            if index.get(&*index.read()?, &index.pack_numbers, id.as_bytes())?.is_none() {
+                self.told.orphans += 1;
+                self.told.orphan_bytes += path.metadata().map_or(0, |file| file.len());
+            }
+        }
+        Ok(())
+    }
+
+    /// Hides what is dead from the sieve, in packs that go and are rewritten; and in all packs nodes, whose bases may go. Dead pages in packs
+    /// that stay are left to be found: they cost nothing more.
+    fn hide(&mut self) -> Result<()> {
+        let index = &self.store.0.index;
+        let total = self.fates.len() as u64;
+        for (done, (number, fate)) in self.fates.clone().into_iter().enumerate() {
+            (self.progress)(CollectStage::Hide, Progress { done: done as u64, total });
+            let goes = |kind, alive: bool| !alive && (fate != Fate::Keep || kind == Kind::Nodes);
+            self.each_entry(number, goes, |write, kind, name, location, is_doomed| {
+                if !is_doomed {
+                    index.put(write, index.of_kind(kind), name, location.encode_doomed(true).as_ref())?;
+                }
+                Ok(())
+            })?;
+        }
+        index.write(|write| index.count_collection(write))?;
+        (self.progress)(CollectStage::Hide, Progress { done: total, total });
+        Ok(())
+    }
+
+    /// What is alive after all is hidden no more.
+    fn unhide(&mut self) -> Result<()> {
+        let index = &self.store.0.index;
+        for names in std::mem::take(&mut self.marker.doomed).chunks(BATCH) {
+            index.write(|write| {
+                names.iter().try_for_each(|(kind, name)| {
+                    let db = index.of_kind(*kind);
+                    match index.get(write, db, name)?.filter(|bytes| Location::is_doomed(bytes)).and_then(Location::decode) {
+                        Some(location) => index.put(write, db, name, location.encode().as_ref()),
+                        None => Ok(()),
+                    }
+                })
+            })?;
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, writers: Vec<(PathBuf, File)>) -> Result<()> {
+        let total = writers.len() as u64;
+        for (done, (path, file)) in writers.into_iter().enumerate() {
+            (self.progress)(CollectStage::Wait, Progress { done: done as u64, total });
+            file.lock_shared().map_err(Error::io("lock", &path))?;
+        }
+        Ok(())
+    }
+
+    /// Calls `change` for every object of a pack that `wanted` picks by its kind and by whether it is alive, and that the index finds in this
+    /// pack; in transactions of bounded length. It is told whether the entry is doomed.
+    fn each_entry(
+        &self,
+        number: u32,
+        wanted: impl Fn(Kind, bool) -> bool,
+        mut change: impl FnMut(&mut RwTxn<'_>, Kind, &[u8; 32], Location, bool) -> Result<()>,
+    ) -> Result<()> {
+        let (index, marks) = (&self.store.0.index, &self.marker.packs[&number]);
+        let contents = PackFile::open(&self.store.0.shelf(), &marks.id)?.contents(&marks.id)?;
+        let mut objects = (0..).zip(contents.objects()).filter(|(at, (entry, ..))| wanted(entry.kind, marks.is_alive(*at))).peekable();
+        while objects.peek().is_some() {
+            index.write(|write| {
+                for (_, (entry, place, name)) in objects.by_ref().take(BATCH) {
+                    let location = Location::Pack { pack: number, offset: entry.offset, place, length: entry.length };
+                    let Some(bytes) = index.get(write, index.of_kind(entry.kind), name)? else { continue };
+                    if Location::decode(bytes) == Some(location) {
+                        let is_doomed = Location::is_doomed(bytes);
+                        change(write, entry.kind, name, location, is_doomed)?;
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Removes the packs of which nothing is alive, and from the index what is hidden of those that stay.
+    fn remove_dead(&mut self) -> Result<()> {
+        let total = self.fates.len() as u64;
+        for (done, (number, fate)) in self.fates.clone().into_iter().enumerate() {
+            (self.progress)(CollectStage::Remove, Progress { done: done as u64, total });
+            // A checkpoint that was being written meanwhile may have brought something back to life.
+            match fate {
+                Fate::Remove if self.marker.packs[&number].alive() > 0 => _ = self.fates.insert(number, Fate::Rewrite),
+                Fate::Remove => self.remove_pack(number)?,
+                Fate::Rewrite => {}
+                Fate::Keep => self.told.objects_removed += self.forget_dead(number)?,
+            }
+        }
+        (self.progress)(CollectStage::Remove, Progress { done: total, total });
+        Ok(())
+    }
+
+    /// Takes what is dead and hidden of a pack out of the index.
+    fn forget_dead(&mut self, number: u32) -> Result<u64> {
+        let index = &self.store.0.index;
+        let mut removed = 0;
+        self.each_entry(
+            number,
+            |_, alive| !alive,
+            |write, kind, name, _, is_doomed| {
+                if is_doomed {
+                    index.delete(write, index.of_kind(kind), name)?;
+                    removed += 1;
+                }
+                Ok(())
+            },
+        )?;
+        Ok(removed)
+    }
+
+    /// Removes a pack in which nothing alive lies any more: first from the index, then the file.
+    fn remove_pack(&mut self, number: u32) -> Result<()> {
+        self.forget_dead(number)?;
+        let mut left = 0;
+        self.each_entry(
+            number,
+            |_, _| true,
+            |_, _, _, _, _| {
+                left += 1;
+                Ok(())
+            },
+        )?;
+        let (inner, marks) = (&self.store.0, &self.marker.packs[&number]);
+        let path = pack::place(&inner.shelf(), &marks.id);
+        if left > 0 {
+            // Cannot be; but a pack too many does no harm, and one too few does.
+            self.told.damaged.push(format!("{}: {left} objects in it are still in use, so it stays", path.display()));
+            return Ok(());
+        }
+        inner.index.write(|write| {
+            inner.index.delete(write, &inner.index.packs, &number.to_be_bytes())?;
+            inner.index.delete(write, &inner.index.pack_numbers, marks.id.as_bytes())?;
+            inner.index.count_collection(write)
+        })?;
+        self.told.packs_removed += 1;
+        self.told.bytes_after -= marks.length;
+        self.told.objects_removed += (marks.objects() - marks.alive()) as u64;
+        self.remove_unnamed(&path, &marks.id)?;
+        Ok(())
+    }
+
+    /// Copies what is alive in packs that are mostly dead into new ones, and removes the old.
+    fn rewrite(&mut self) -> Result<()> {
+        let inner = &self.store.0;
+        let packs: Vec<_> = self.fates.iter().filter(|(_, fate)| **fate == Fate::Rewrite).map(|(number, _)| *number).collect();
+        let mut builder: Option<PackBuilder> = None;
+        let mut sources = Vec::new();
+        for (done, number) in packs.iter().enumerate() {
+            (self.progress)(CollectStage::Rewrite, Progress { done: done as u64, total: packs.len() as u64 });
+            let into = match &mut builder {
+                Some(builder) => builder,
+                None => builder.insert(PackBuilder::new(inner.medium.clone(), &inner.path.join("tmp"))?),
+            };
+            match self.copy(*number, into) {
+                Ok(()) => sources.push(*number),
+                Err(error @ Error::Corrupt { .. }) => {
+                    self.told.damaged.push(error.to_string());
+                    self.forget_dead(*number)?;
+                }
+                Err(error) => return Err(error),
+            }
+            if into.length() >= REWRITTEN_BYTES && !sources.is_empty() {
+                self.replace(builder.take().expect("it was there just now"), std::mem::take(&mut sources))?;
+            }
+        }
+        match builder {
+            Some(builder) if !sources.is_empty() => self.replace(builder, sources)?,
+            _ => {}
+        }
+        (self.progress)(CollectStage::Rewrite, Progress { done: packs.len() as u64, total: packs.len() as u64 });
+        Ok(())
+    }
+
+    /// Copies what is alive of a pack, checked against its names.
+    fn copy(&self, number: u32, into: &mut PackBuilder) -> Result<()> {
+        let marks = &self.marker.packs[&number];
+        let file = PackFile::open(&self.store.0.shelf(), &marks.id)?;
+        let mut first = 0;
+        for entry in file.contents(&marks.id)?.entries {
+            let alive: Vec<_> = (0..entry.names.len()).filter(|place| marks.is_alive(first + place)).collect();
+            first += entry.names.len();
+            if alive.is_empty() {
+                continue;
+            }
+            let corrupt = |detail: String| Error::corrupt(file.path(), entry.offset, "a frame", detail);
+            let frame = file.frame(entry.offset, entry.length, &"a frame")?;
+            if frame.kind != entry.kind || frame.objects != entry.names.len() {
+                return Err(corrupt("it is not what the table of contents says".into()));
+            }
+            for place in alive {
+                let (name, bytes) = (entry.names[place], frame.object(place).map_err(corrupt)?);
+                check_object(entry.kind, &name, bytes).map_err(corrupt)?;
+                match entry.kind {
+                    Kind::Pages => into.add_page(&PageName(name), bytes.try_into().expect("a page has its size"))?,
+                    Kind::Nodes => into.add_node(&NodeName(name), bytes)?,
+                    Kind::Blob => into.add_blob(&BlobName(name), bytes)?,
+                    Kind::Record => into.add_record(&CheckpointId(name), bytes)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a new pack durable, lets the index find there what lay in `sources`, and removes these.
+    fn replace(&mut self, builder: PackBuilder, sources: Vec<u32>) -> Result<()> {
+        let inner = &self.store.0;
+        let published = builder.seal(&inner.shelf())?;
+        let index = &inner.index;
+        let number = index.write(|write| index.number_pack(write, &published.id))?;
+        let mut objects = published.contents.objects().peekable();
+        while objects.peek().is_some() {
+            index.write(|write| {
+                for (entry, place, name) in objects.by_ref().take(BATCH) {
+                    let db = index.of_kind(entry.kind);
+                    let here = Location::Pack { pack: number, offset: entry.offset, place, length: entry.length };
+                    match index.get(write, db, name)?.and_then(Location::decode) {
+                        Some(Location::Pack { pack, .. }) if sources.contains(&pack) => {
+                            index.put(write, db, name, here.encode().as_ref())?;
+                        }
+                        // Somebody stored it again meanwhile.
+                        _ => {}
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        self.told.packs_written += 1;
+        self.told.bytes_after += published.path.metadata().map_err(Error::io("look at", &published.path))?.len();
+        self.told.packs_rewritten += sources.len() as u64;
+        sources.into_iter().try_for_each(|number| self.remove_pack(number))
+    }
+
+    /// Removes the file of a pack that no entry of the index names. True if it did.
+    fn remove_unnamed(&self, path: &Path, id: &PackId) -> Result<bool> {
+        let inner = &self.store.0;
+        // Under the lock of the index, where commits look whether their pack is still there.
+        inner.index.write(|write| {
+            if inner.index.get(write, &inner.index.pack_numbers, id.as_bytes())?.is_some() {
+                return Ok(false);
+            }
+            match inner.medium.remove(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+                Err(error) => Err(Error::io("remove", path)(error)),
+                Ok(()) => Ok(true),
+            }
+        })
+    }
+
+    /// Removes packs that nothing named before the writers were over that might still have named them: what a crash left behind.
+    fn remove_orphans(&mut self, files: Vec<(PathBuf, PackId)>) -> Result<()> {
+        for (path, id) in files {
+            let length = path.metadata().map_or(0, |file| file.len());
+            if self.remove_unnamed(&path, &id)? {
+                self.told.orphans += 1;
+                self.told.orphan_bytes += length;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets removed checkpoints that nobody holds, once the files of their packs are gone for good.
+    fn empty_trash(&mut self) -> Result<()> {
+        let inner = &self.store.0;
+        for directory in entries(&inner.shelf())?.into_iter().filter(|path| path.is_dir()) {
+            inner.medium.sync_directory(&directory).map_err(Error::io("sync", &directory))?;
+        }
+        let (index, held) = (&inner.index, &self.held);
+        // Whoever comes to descend from a removed checkpoint after this look stands on it, and holds it.
+        let ancestors = removed::ancestors(index, &*index.read()?)?;
+        let is_remembered = |id: &CheckpointId| ancestors.contains(id) || held.contains(id) || self.marker.has(id);
+        index.write(|write| {
+            for id in self.trash.iter().filter(|id| !held.contains(*id)) {
+                index.delete(write, &index.trash, id.as_bytes())?;
+            }
+            if !self.marker.damaged.is_empty() {
+                // Nobody knows whose records lie there.
+                return Ok(());
+            }
+            for id in self.removed_before.iter().filter(|id| !is_remembered(id)) {
+                let mut is_in_a_pack = false;
+                for pack in self.marker.packs_of_record(id) {
+                    is_in_a_pack |= index.get(write, &index.packs, &pack.to_be_bytes())?.is_some();
+                }
+                if !is_in_a_pack {
+                    index.delete(write, &index.removed, id.as_bytes())?;
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Whether these bytes are what the name says. Of a node that is stored as a delta that is seen only together with its base.
+pub(crate) fn check_object(kind: Kind, name: &[u8; 32], bytes: &[u8]) -> Result<(), String> {
+    let fits = match kind {
+        Kind::Pages => bytes.try_into().is_ok_and(|page| hash::page(page).0 == *name),
+        Kind::Blob => hash::blob(bytes).0 == *name,
+        Kind::Record => hash::record(bytes).0 == *name,
+        Kind::Nodes => match Stored::decode(bytes)? {
+            Stored::Full(node) => node.name().0 == *name,
+            Stored::Delta(_) => true,
+        },
+    };
+    if fits { Ok(()) } else { Err("the content does not fit the name".into()) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,89 @@
+//! Removed checkpoints that something still remembers: for those who descend from them, and so that an index built again does not bring back
+//! those whose records still lie in packs. See `docs/formats/index.md`.
+
+use crate::{Error, Record, Result, Store, files::Medium, index::Index, refs::parent_of_removed};
+use fermata_types::CheckpointId;
+use heed::{RoTxn, RwTxn};
+use std::{
+    collections::{BTreeMap, HashSet},
+    io,
+    path::Path,
+};
+
+const FILE: &str = "removed";
+const NO_PARENT: &str = "-";
+
+/// Writes the removed checkpoints to a file beside the packs, if they are others than those that it has.
+pub(crate) fn write(store: &Store) -> Result<()> {
+    let inner = &store.0;
+    let mut now = BTreeMap::new();
+    {
+        let read = inner.index.read()?;
+        inner.index.scan(&read, &inner.index.removed, &[0], |key, _| {
+            let id = inner.index.checkpoint_id(key, &"a removed checkpoint")?;
+            now.insert(id, parent_of_removed(&inner.index, &read, &id)?.flatten());
+            Ok(true)
+        })?;
+    }
+    let line = |(id, parent): (&CheckpointId, &Option<CheckpointId>)| match parent {
+        Some(parent) => format!("{id} {parent}\n"),
+        None => format!("{id} {NO_PARENT}\n"),
+    };
+    let text: String = now.iter().map(line).collect();
+    let path = inner.path.join(FILE);
+    let before = std::fs::read_to_string(&path).unwrap_or_default();
+    if text == before { Ok(()) } else { replace(&*inner.medium, &inner.path, &path, &text) }
+}
+
+fn replace(medium: &dyn Medium, directory: &Path, path: &Path, text: &str) -> Result<()> {
+    let failed = |error| Error::io("write", path)(error);
+    // One collection at a time comes here, and what a killed one left is written over.
+    let fresh = path.with_extension("new");
+    match medium.remove(&fresh) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let file = medium.create(&fresh).map_err(failed)?;
+    medium.write_at(&file, text.as_bytes(), 0).map_err(failed)?;
+    medium.sync(&file).map_err(failed)?;
+    medium.rename(&fresh, path).map_err(failed)?;
+    medium.sync_directory(directory).map_err(failed)
+}
+
+/// The removed checkpoints, with their parents, that the file of this store tells of.
+pub(crate) fn read(store: &Path) -> Result<BTreeMap<CheckpointId, Option<CheckpointId>>> {
+    let path = store.join(FILE);
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        Err(error) => return Err(Error::io("read", &path)(error)),
+    };
+    let entry = |line: &str| {
+        let (id, parent) = line.split_once(' ')?;
+        let parent = if parent == NO_PARENT { None } else { Some(parent.parse().ok()?) };
+        Some((id.parse().ok()?, parent))
+    };
+    let entries = text.lines().map(|line| entry(line).ok_or_else(|| line.chars().take(80).collect::<String>()));
+    entries.collect::<Result<_, _>>().map_err(|line| Error::corrupt(&path, None, "a removed checkpoint", format!("\"{line}\"")))
+}
+
+/// Enters a removed checkpoint.
+pub(crate) fn enter(index: &Index, write: &mut RwTxn<'_>, id: &CheckpointId, parent: Option<&CheckpointId>) -> Result<()> {
+    index.put(write, &index.removed, id.as_bytes(), parent.map_or(&[][..], |parent| parent.as_bytes()))
+}
+
+/// Removed checkpoints that those who are there descend from.
+pub(crate) fn ancestors(index: &Index, read: &RoTxn<'_>) -> Result<HashSet<CheckpointId>> {
+    let mut ancestors = HashSet::new();
+    index.scan(read, &index.records, &[0], |key, bytes| {
+        let id = index.checkpoint_id(key, &"a record")?;
+        let mut at = Record::decode(bytes, &id, index.path())?.parent;
+        while let Some(removed) = at {
+            let Some(parent) = parent_of_removed(index, read, &removed)? else { break };
+            let is_new = ancestors.insert(removed);
+            at = parent.filter(|_| is_new);
+        }
+        Ok(true)
+    })?;
+    Ok(ancestors)
+}

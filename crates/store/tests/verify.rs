@@ -1,0 +1,198 @@
+//! Verifying: damage is found, and traced to exactly the pages that cannot be read.
+
+mod common;
+
+use common::*;
+use fermata_store::{CollectOptions, ImageReader, Remedy, Removal, Report, Store, VerifyOptions};
+use fermata_types::*;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    sync::{Arc, Mutex},
+};
+
+fn verify(store: &Store, quick: bool) -> Report {
+    store.verify(&VerifyOptions { quick }, &mut |_, _| {}).unwrap()
+}
+
+/// Three checkpoints that share pages, and nodes as deltas; the second one's RAM is other than the first one's in few pages.
+fn sample(path: &Path) -> Vec<CheckpointId> {
+    let store = Store::open(path).unwrap();
+    let mut parent = None;
+    let mut root = Root::empty(1000);
+    let steps: [&[u64]; 3] = [&[0, 40], &[10, 14], &[600, 620]];
+    let mut ids = Vec::new();
+    for (step, range) in steps.into_iter().enumerate() {
+        let mut writer = store.writer().unwrap();
+        let pages: Vec<_> = (range[0]..range[1]).map(|page| (page as PageNumber, page + step as u64 * 1000)).collect();
+        root = put(&mut writer, &root, &pages);
+        let blob = writer.put_blob(&[step as u8; 3000]).unwrap();
+        let mut record = record_of(parent, "main", &step.to_string(), root);
+        record.parts[0].blobs.insert("devices".into(), blob);
+        parent = Some(writer.commit(&record).unwrap());
+        ids.extend(parent);
+    }
+    ids
+}
+
+type Touched = BTreeMap<CheckpointId, BTreeSet<PageNumber>>;
+
+/// Pages of all checkpoints that cannot be read, and checkpoints whose blobs cannot.
+fn unreadable(store: &Store) -> (Touched, BTreeSet<CheckpointId>) {
+    let (mut pages, mut blobs) = (Touched::new(), BTreeSet::new());
+    for (id, record) in store.records().unwrap() {
+        let part = &record.parts[0];
+        let root = part.tables["ram"];
+        for number in 0..root.pages as PageNumber {
+            let readable = store.lookup(&root, number).and_then(|name| name.map_or(Ok(()), |name| read(store, &name).map(|_| ())));
+            if readable.is_err() {
+                pages.entry(id).or_default().insert(number);
+            }
+        }
+        if store.read_blob(&part.blobs["devices"]).is_err() {
+            blobs.insert(id);
+        }
+    }
+    (pages, blobs)
+}
+
+fn reported(report: &Report) -> (Touched, BTreeSet<CheckpointId>) {
+    let (mut pages, mut blobs) = (Touched::new(), BTreeSet::new());
+    for touched in report.damage.iter().flat_map(|damage| &damage.touches) {
+        assert_eq!((touched.experiment.as_str(), touched.branch.as_str()), ("lab", "main"));
+        match touched.table.as_str() {
+            "ram" => {
+                let into = pages.entry(touched.checkpoint).or_default();
+                touched.pages.iter().for_each(|(first, last)| into.extend(*first..=*last));
+            }
+            "devices" => _ = blobs.insert(touched.checkpoint),
+            _ => assert!(touched.part.is_empty(), "{touched:?}"),
+        }
+    }
+    (pages, blobs)
+}
+
+#[test]
+fn a_store_that_is_whole_has_no_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let ids = sample(dir.path());
+    let store = Store::open(dir.path()).unwrap();
+    let report = verify(&store, false);
+    assert_eq!(report.damage, []);
+    assert_eq!((report.packs, report.checkpoints, report.pages, report.orphans), (3, 3, 64, 0));
+    let quick = verify(&store, true);
+    assert_eq!((quick.damage, quick.pages, quick.objects), (vec![], 0, report.objects));
+    store.remove(&Removal { checkpoints: ids[..1].to_vec(), ..Removal::default() }).unwrap();
+    assert_eq!(verify(&store, false).damage, []);
+    for rewrite_below in [0, 100] {
+        store.collect(&CollectOptions { rewrite_below, ..CollectOptions::default() }, &mut |_, _| {}).unwrap();
+        assert_eq!(verify(&store, false).damage, []);
+    }
+}
+
+#[test]
+fn damage_is_traced_to_the_pages_that_it_touches() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    sample(&path);
+    let mut unnoticed = 0;
+    for pack in packs(&path) {
+        let content = std::fs::read(&pack).unwrap();
+        let ends = (0..16).chain(content.len() - 64..content.len()).step_by(5);
+        let places: BTreeSet<_> = ends.chain((16..content.len()).step_by(content.len() / 40)).collect();
+        for at in places {
+            let mut flipped = content.clone();
+            flipped[at] ^= 1 << (at % 8);
+            std::fs::write(&pack, flipped).unwrap();
+            let store = Store::open(&path).unwrap();
+            let (report, lost) = (verify(&store, false), unreadable(&store));
+            assert_eq!(reported(&report), lost, "byte {at} of {}: {report:?}", pack.display());
+            if report.damage.is_empty() {
+                // Some bits of compressed data mean nothing.
+                unnoticed += 1;
+            }
+            let known = |damage: &fermata_store::Damage| damage.path == pack && damage.remedy == Remedy::Restore;
+            assert!(report.damage.iter().all(known), "byte {at}: {report:?}");
+        }
+        std::fs::write(&pack, content).unwrap();
+    }
+    assert!(unnoticed < 5, "{unnoticed}");
+}
+
+#[test]
+fn a_pack_that_is_gone_or_cut_short_is_named_with_what_it_touches() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    sample(&path);
+    for pack in packs(&path) {
+        let content = std::fs::read(&pack).unwrap();
+        for length in [None, Some(0), Some(content.len() / 2), Some(content.len() - 1)] {
+            match length {
+                None => std::fs::remove_file(&pack).unwrap(),
+                Some(length) => std::fs::write(&pack, &content[..length]).unwrap(),
+            }
+            let store = Store::open(&path).unwrap();
+            let (report, lost) = (verify(&store, false), unreadable(&store));
+            assert_eq!(report.damage.len(), 1, "{length:?}: {report:?}");
+            assert_eq!((&report.damage[0].path, report.damage[0].remedy), (&pack, Remedy::Restore));
+            assert_eq!(reported(&report), lost, "{length:?}");
+        }
+        std::fs::write(&pack, content).unwrap();
+    }
+}
+
+#[test]
+fn what_nobody_needs_is_left_to_a_collection() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let ids = sample(&path);
+    let pack = packs(&path).into_iter().max_by_key(|pack| pack.metadata().unwrap().len()).unwrap();
+    let mut content = std::fs::read(&pack).unwrap();
+    content[100] ^= 1;
+    std::fs::write(&pack, content).unwrap();
+    let store = Store::open(&path).unwrap();
+    assert_eq!(verify(&store, false).damage[0].remedy, Remedy::Restore);
+    store.remove(&Removal { checkpoints: ids, ..Removal::default() }).unwrap();
+    let report = verify(&store, false);
+    assert_eq!((report.damage.len(), report.damage[0].remedy), (1, Remedy::Collect));
+    store.collect(&CollectOptions::default(), &mut |_, _| {}).unwrap();
+    assert_eq!(verify(&store, false).damage, []);
+    assert!(packs(&path).is_empty());
+}
+
+struct Image(Mutex<Vec<u64>>);
+
+impl ImageReader for Image {
+    fn blocks(&self) -> u64 {
+        self.0.lock().unwrap().len() as u64
+    }
+
+    fn read_block(&self, block: PageNumber, into: &mut PageBuf) -> std::io::Result<()> {
+        *into = page(self.0.lock().unwrap()[block as usize]);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_golden_image_that_is_open_is_read_too() {
+    const ID: ImageId = ImageId([3; 32]);
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let image = Arc::new(Image(Mutex::new((500..540).collect())));
+    store.add_image(ID, image.clone(), &mut |_| {}).unwrap();
+    let mut writer = store.writer().unwrap();
+    let root = put(&mut writer, &Root::empty(1000), &[(3, 510), (4, 1), (700, 520)]);
+    let mut record = record_of(None, "main", "first", root);
+    record.images.push(ID);
+    let id = writer.commit(&record).unwrap();
+    let report = verify(&store, false);
+    assert_eq!((report.damage, report.images_unchecked), (vec![], vec![]));
+    image.0.lock().unwrap()[20] = 0;
+    let report = verify(&store, false);
+    assert_eq!((report.damage.len(), report.damage[0].remedy), (1, Remedy::Image));
+    let touched = &report.damage[0].touches[0];
+    assert_eq!((touched.checkpoint, touched.pages.as_slice()), (id, [(700, 700)].as_slice()));
+    drop(store);
+    let report = verify(&Store::open(dir.path()).unwrap(), false);
+    assert_eq!((report.damage, report.images_unchecked), (vec![], vec![ID]));
+}
