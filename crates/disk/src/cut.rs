@@ -1,9 +1,20 @@
 //! A cut: what was written to a disk between two instants, held still until it is saved.
 
 use crate::{Error, Result, golden::Golden, layers::Sink, map::Place};
+use fermata_linux::writeback;
 use fermata_store::{Class, ImageReader as _};
 use fermata_types::{PAGE_SIZE, PageBuf, PageCounts, PageName, PageNumber, PageSet, Root, ZERO_PAGE};
-use std::{fs::File, ops::Range, os::unix::fs::FileExt, sync::Arc};
+use std::{
+    fs::File,
+    io,
+    ops::Range,
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 /// Blocks read from the overlay in one go.
 const CHUNK_BLOCKS: u32 = 64;
@@ -56,11 +67,43 @@ impl Planes {
     }
 }
 
+/// The overlay file. It remembers that the host failed to keep some of it: the kernel tells so only once, and may then read back anything.
+pub(crate) struct Overlay {
+    pub file: File,
+    lost: AtomicBool,
+}
+
+impl Overlay {
+    /// A new sparse file without a name.
+    pub fn new(dir: &Path, bytes: u64) -> Result<Self> {
+        let file = tempfile::tempfile_in(dir).map_err(Error::io("cannot make an overlay file in", dir))?;
+        file.set_len(bytes).map_err(Error::io("cannot make a sparse overlay file in", dir))?;
+        Ok(Self { file, lost: AtomicBool::new(false) })
+    }
+
+    pub fn note_lost(&self) {
+        self.lost.store(true, Ordering::Release);
+    }
+
+    /// Fails from then on when something that was written could not be kept.
+    pub fn check(&self) -> Result<()> {
+        let told = writeback::check(&self.file);
+        if told.is_err() {
+            self.note_lost();
+        }
+        if self.lost.load(Ordering::Acquire) {
+            let source = told.err().unwrap_or_else(|| io::Error::other("told before"));
+            return Err(Error::OverlayLost { source });
+        }
+        Ok(())
+    }
+}
+
 /// What was written to a disk since the last cut. It owns all it needs: it can be saved while the disk is written to, or is gone.
 pub struct Cut {
     pub(crate) id: CutId,
     pub(crate) planes: Arc<Planes>,
-    pub(crate) file: Arc<File>,
+    pub(crate) overlay: Arc<Overlay>,
     pub(crate) base: Root,
     pub(crate) golden: Option<Arc<Golden>>,
     pub(crate) blocks: u32,
@@ -99,26 +142,23 @@ impl Cut {
             }
             let chunk = &mut chunk[..count as usize * PAGE_SIZE];
             let at = (offset + u64::from(start)) * PAGE_SIZE as u64;
-            self.file.read_exact_at(chunk, at).map_err(Error::transfer("read the overlay", u64::from(start) * PAGE_SIZE as u64))?;
+            self.overlay.file.read_exact_at(chunk, at).map_err(Error::transfer("read the overlay", u64::from(start) * PAGE_SIZE as u64))?;
             for (block, page) in (start..).zip(chunk.as_chunks::<PAGE_SIZE>().0) {
                 let (name, class) = sink.put(page)?;
                 changes.push((block, self.change(block, page, name, class, &mut counts)?));
             }
         }
+        // Asked last: what was read before the kernel learned of a failure may already be wrong.
+        self.overlay.check()?;
         let root = if changes.is_empty() { self.base } else { sink.update(&self.base, &changes)? };
         Ok((root, counts))
     }
 
     /// What the page table says of a block with this content.
     fn change(&self, block: PageNumber, page: &PageBuf, name: PageName, class: Class, counts: &mut PageCounts) -> Result<Option<PageName>> {
-        match class {
-            Class::Zero => {
-                counts.zero += 1;
-                return Ok(self.zero_change(block));
-            }
-            Class::OnDisk => counts.on_disk += 1,
-            Class::Known => counts.known += 1,
-            Class::New => counts.new += 1,
+        class.count_into(counts);
+        if class == Class::Zero {
+            return Ok(self.zero_change(block));
         }
         // A block written back to what the image holds there needs no name, so the table is again what it was.
         if class == Class::OnDisk

@@ -12,7 +12,7 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 use virtio_bindings::{
@@ -36,8 +36,10 @@ const REQUEST_BYTES_MAX: u64 = 32 << 20;
 const SEGMENTS_MAX: u32 = 254;
 /// Ranges in one discard or write-zeroes request.
 const ZERO_RANGES_MAX: u32 = 32;
-/// Sectors in one such range: 1 GiB, so that no request keeps a pause waiting for long.
+/// Sectors in one such range: 1 GiB.
 const ZERO_SECTORS_MAX: u32 = 1 << 21;
+/// Discarded or zeroed in one go. Between two of them a pause gets its turn: a request may name 32 GiB.
+const ZERO_STEP_BYTES: u64 = 16 << 20;
 /// Bytes of a serial number.
 const SERIAL_BYTES: usize = 20;
 const HEADER_BYTES: usize = 16;
@@ -59,6 +61,8 @@ pub struct Counters {
     pub discards: AtomicU64,
     /// Requests that ended with an error.
     pub failed: AtomicU64,
+    /// Writes of the guest wait, since there is no space for them.
+    pub starved: AtomicBool,
     /// Chains that were no request, and rings that were unusable.
     pub malformed: AtomicU64,
 }
@@ -69,6 +73,19 @@ enum Failure {
     Unsupported(u32),
     /// The host has no space for it now.
     NoSpace(String),
+    /// Somebody waits who goes first.
+    Interrupted,
+}
+
+/// What became of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Handled {
+    /// It is done, well or badly; so many bytes of its buffers were written.
+    Done(u32),
+    /// The host has no space for it. It can be tried again as if nothing had happened.
+    Starved,
+    /// It was left half way, for somebody waits who goes first. Done again from the start, it ends as if it had never been left.
+    Interrupted,
 }
 
 impl From<Error> for Failure {
@@ -92,8 +109,6 @@ pub struct Device {
     given: Pieces,
     wanted: Pieces,
     answer: Vec<(u64, u32)>,
-    /// A request was put off because the host has no space.
-    starved: bool,
 }
 
 impl Device {
@@ -103,7 +118,7 @@ impl Device {
         for (byte, from) in bytes.iter_mut().zip(serial.bytes()) {
             *byte = from;
         }
-        Self { disk, serial: bytes, counters, given: Pieces::new(), wanted: Pieces::new(), answer: Vec::new(), starved: false }
+        Self { disk, serial: bytes, counters, given: Pieces::new(), wanted: Pieces::new(), answer: Vec::new() }
     }
 
     /// The virtio features of the device.
@@ -146,43 +161,49 @@ impl Device {
         config
     }
 
-    /// Serves one request. Returns how many bytes of the chain were written; none if there is no space for it now: it can be tried again as if nothing
-    /// had happened.
-    pub fn handle(&mut self, ram: &GuestRam, chain: DescriptorChain<&GuestRam>) -> Option<u32> {
+    /// Serves one request. A long one asks now and then whether to `yield_now`.
+    pub fn handle(&mut self, ram: &GuestRam, chain: DescriptorChain<&GuestRam>, yield_now: &dyn Fn() -> bool) -> Handled {
         let Some(status_at) = self.gather(ram, chain) else {
-            self.counters.malformed.fetch_add(1, Ordering::Relaxed);
-            tracing::debug!("a chain of descriptors that is no request was ignored");
-            return Some(0);
-        };
-        let result = self.serve(ram);
-        if let Err(Failure::NoSpace(error)) = &result {
-            if !std::mem::replace(&mut self.starved, true) {
-                tracing::warn!(error, "the disk of the store is full: writes of the guest wait until there is space");
+            if let Some(malformed) = worth_telling(&self.counters.malformed) {
+                tracing::debug!(malformed, "a chain of descriptors that is no request was ignored");
             }
-            return None;
-        }
-        if std::mem::take(&mut self.starved) {
+            return Handled::Done(0);
+        };
+        let (status, filled) = match self.serve(ram, yield_now) {
+            Ok(filled) => (VIRTIO_BLK_S_OK, filled),
+            Err(Failure::Interrupted) => return Handled::Interrupted,
+            Err(Failure::NoSpace(error)) => {
+                if !self.counters.starved.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(error, "the disk of the store is full: writes of the guest wait until there is space");
+                }
+                return Handled::Starved;
+            }
+            Err(Failure::Io(error)) => {
+                if let Some(failed) = worth_telling(&self.counters.failed) {
+                    tracing::warn!(error, failed, "a disk request failed");
+                }
+                (VIRTIO_BLK_S_IOERR, 0)
+            }
+            Err(Failure::Unsupported(kind)) => {
+                if let Some(failed) = worth_telling(&self.counters.failed) {
+                    tracing::debug!(kind, failed, "a disk request of a kind that is not offered");
+                }
+                (VIRTIO_BLK_S_UNSUPP, 0)
+            }
+        };
+        if self.counters.starved.swap(false, Ordering::Relaxed) {
             tracing::info!("there is space again: writes of the guest go on");
         }
-        let (status, filled) = match result {
-            Ok(filled) => (VIRTIO_BLK_S_OK, filled),
-            Err(failure) => {
-                self.counters.failed.fetch_add(1, Ordering::Relaxed);
-                match failure {
-                    Failure::Io(error) | Failure::NoSpace(error) => {
-                        tracing::warn!(error, "a disk request failed");
-                        (VIRTIO_BLK_S_IOERR, 0)
-                    }
-                    Failure::Unsupported(kind) => {
-                        tracing::debug!(kind, "a disk request of a kind that is not offered");
-                        (VIRTIO_BLK_S_UNSUPP, 0)
-                    }
-                }
-            }
-        };
         match ram.write_obj(status as u8, GuestAddress(status_at)) {
-            Ok(()) => Some(filled + 1),
-            Err(_) => Some(0),
+            Ok(()) => Handled::Done(filled + 1),
+            Err(_) => Handled::Done(0),
+        }
+    }
+
+    /// Notes that a ring is unusable, and says so unless it has been said often.
+    pub fn note_unusable(&self, error: &impl std::fmt::Display) {
+        if let Some(malformed) = worth_telling(&self.counters.malformed) {
+            tracing::warn!(%error, malformed, "a ring is unusable: it stays silent until the guest resets the disk");
         }
     }
 
@@ -220,7 +241,7 @@ impl Device {
         at.checked_add(u64::from(*len))
     }
 
-    fn serve(&mut self, ram: &GuestRam) -> Result<u32, Failure> {
+    fn serve(&mut self, ram: &GuestRam, yield_now: &dyn Fn() -> bool) -> Result<u32, Failure> {
         // SAFETY: `gather` has put these pieces there for this request, each checked to lie in guest RAM, which `ram` keeps mapped. No Rust
         // reference ever points into guest RAM.
         let mut given = unsafe { self.given.input() };
@@ -263,7 +284,7 @@ impl Device {
                     return Err(Failure::Io(format!("{bytes} bytes of ranges to discard or zero")));
                 }
                 given.take(&mut ranges[..bytes])?;
-                self.zero(kind, &ranges[..bytes])?;
+                self.zero(kind, &ranges[..bytes], yield_now)?;
                 count(&counters.discards, 1);
                 Ok(0)
             }
@@ -298,8 +319,11 @@ impl Device {
         result.map(|()| bytes as u32)
     }
 
-    fn zero(&self, kind: u32, ranges: &[u8]) -> Result<(), Failure> {
-        for range in ranges.chunks_exact(16) {
+    /// Discards or zeroes all ranges, or none if one of them is wrong.
+    fn zero(&self, kind: u32, ranges: &[u8], yield_now: &dyn Fn() -> bool) -> Result<(), Failure> {
+        let mut checked = [(0, 0, false); ZERO_RANGES_MAX as usize];
+        let count = ranges.len() / 16;
+        for (checked, range) in checked.iter_mut().zip(ranges.chunks_exact(16)) {
             let number = |at: usize| u32::from_le_bytes(range[at..at + 4].try_into().expect("four bytes of a range"));
             let sector = u64::from_le_bytes(range[..8].try_into().expect("eight bytes of a range"));
             let (sectors, flags) = (number(8), number(12));
@@ -312,7 +336,19 @@ impl Device {
                 return Err(Failure::Io(format!("{sectors} sectors to discard or zero in one range")));
             }
             let bytes = u64::from(sectors) * SECTOR_SIZE;
-            self.disk.zero(start(sector, bytes)?, bytes, unmap)?;
+            let range = self.disk.writable_range(start(sector, bytes)?, bytes)?;
+            *checked = (range.start, range.end, unmap);
+        }
+        for (mut at, end, unmap) in checked.into_iter().take(count) {
+            while at < end {
+                // Steps end where blocks do, or the block in between would be written twice.
+                let step_end = end.min((at + ZERO_STEP_BYTES) / ZERO_STEP_BYTES * ZERO_STEP_BYTES);
+                self.disk.zero(at, step_end - at, unmap)?;
+                at = step_end;
+                if at < end && yield_now() {
+                    return Err(Failure::Interrupted);
+                }
+            }
         }
         Ok(())
     }
@@ -324,4 +360,11 @@ fn start(sector: u64, bytes: u64) -> Result<u64, Failure> {
         Some(start) if bytes.is_multiple_of(SECTOR_SIZE) => Ok(start),
         _ => Err(Failure::Io(format!("{bytes} bytes at sector {sector}"))),
     }
+}
+
+/// Counts one more. The count, if it is worth a line in the log: a guest that does wrong a million times must not fill the log's disk, so each line says twice as
+/// many as the one before.
+fn worth_telling(counter: &AtomicU64) -> Option<u64> {
+    let count = counter.fetch_add(1, Ordering::Relaxed) + 1;
+    count.is_power_of_two().then_some(count)
 }

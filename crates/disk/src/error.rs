@@ -26,6 +26,15 @@ pub enum Error {
         /// The system's answer.
         source: io::Error,
     },
+    /// The host could not keep what was written to the overlay: it may read back as something else.
+    #[error(
+        "the host failed to keep what the guest wrote to its disk ({source}): the checkpoints before this one are whole, and no more can be taken of this run. See \
+         the kernel's log about the host's disk, then `fermata goto` the last checkpoint"
+    )]
+    OverlayLost {
+        /// The system's answer.
+        source: io::Error,
+    },
     /// The store failed.
     #[error(transparent)]
     Store(#[from] fermata_store::Error),

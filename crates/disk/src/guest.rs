@@ -146,6 +146,10 @@ impl Tracking {
     }
 
     pub(crate) fn set_log(&self, file: File, offset: u64, len: u64) -> io::Result<()> {
+        // Touching what lies behind the end of a file would end this process.
+        if offset.checked_add(len).is_none_or(|end| file.metadata().is_ok_and(|metadata| metadata.len() < end)) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the log of dirty pages reaches beyond its file"));
+        }
         let len = usize::try_from(len).map_err(io::Error::other)?;
         let bits = MmapRegion::from_file(FileOffset::new(file, offset), len).map_err(io::Error::other)?;
         *self.log.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(Log { bits });

@@ -9,6 +9,7 @@
 //! - `session`: one connection: the vhost-user protocol and the worker; `ring`: one virtqueue; `device`: virtio block requests
 //! - [`guest`]: guest RAM, brought in before it is touched and reported after it was written
 //! - [`part`]: the disk as a part of an experiment
+//! - `fuzzing`: what fuzzers call, only with that feature
 //!
 //! **A request** goes from the guest's ring through `session`'s worker, which holds the connection's lock for that one request, to `device`, which hands the
 //! guest's buffers as they lie in its RAM to [`Disk::read`] or [`Disk::write`]; there they go straight into system calls on the overlay or the image.
@@ -21,6 +22,9 @@
 pub mod cut;
 mod device;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod golden;
 pub mod guest;
 pub mod layers;

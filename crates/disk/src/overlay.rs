@@ -6,11 +6,12 @@
 //! nothing has to be allocated or collected. The price is space for a second copy of what is rewritten.
 //!
 //! **Flush** returns at once. The overlay is no durable copy and is not meant as one: it has no name and dies with the run, which then goes on from its last
-//! permanent checkpoint. Waiting here for the host's disk would make no byte safer, and a pause would have to wait as well.
+//! permanent checkpoint. Waiting here for the host's disk would make no byte safer, and a pause would have to wait as well. But when the host is known to have
+//! failed to keep some of it, flushes fail, and so does every save until the disk is reset.
 
 use crate::{
     Error, Result,
-    cut::{Cut, CutId, Planes},
+    cut::{Cut, CutId, Overlay, Planes},
     golden::{Golden, SECTOR_SIZE},
     layers::Pages,
     map::{BlockMap, Place},
@@ -19,7 +20,6 @@ use crate::{
 use fermata_store::ImageReader as _;
 use fermata_types::{PAGE_SIZE, PageBuf, PageName, PageNumber, Root, ZERO_PAGE};
 use std::{
-    fs::File,
     io,
     ops::Range,
     path::{Path, PathBuf},
@@ -70,7 +70,7 @@ pub struct Disk {
 }
 
 struct State {
-    file: Arc<File>,
+    overlay: Arc<Overlay>,
     map: BlockMap,
     /// What lies below the overlay: the page table that this run started from.
     below: Root,
@@ -171,9 +171,10 @@ impl Disk {
         self.zero_part(state, whole.end..range.end)
     }
 
-    /// All earlier writes have reached the overlay, as they do before they return.
+    /// All earlier writes have reached the overlay, as they do before they return. Fails if the host is known to have lost some of them.
     pub fn flush(&self) -> Result<()> {
-        Ok(())
+        let overlay = self.lock().overlay.clone();
+        overlay.check()
     }
 
     /// Takes note of what was written since the last cut. Takes microseconds. The caller sees to it that no request is under way.
@@ -186,7 +187,7 @@ impl Disk {
         let id = CutId(state.cuts);
         let planes = Arc::new(std::mem::take(&mut state.written));
         state.pending = Some((id, planes.clone()));
-        Ok(Cut { id, planes, file: state.file.clone(), base: state.base, golden: self.golden.clone(), blocks: self.blocks })
+        Ok(Cut { id, planes, overlay: state.overlay.clone(), base: state.base, golden: self.golden.clone(), blocks: self.blocks })
     }
 
     /// Learns how a cut ended. Does nothing if the disk was reset since the cut.
@@ -206,10 +207,10 @@ impl Disk {
     /// Makes the disk that of another checkpoint. What was written since is forgotten.
     pub fn reset(&self, root: Root) -> Result<()> {
         check_root(&root, self.blocks)?;
-        let file = new_overlay(&self.overlay_dir, self.blocks)?;
+        let overlay = new_overlay(&self.overlay_dir, self.blocks)?;
         let state = &mut *self.lock();
         let cuts = state.cuts;
-        *state = State::new(file, self.blocks, root);
+        *state = State::new(overlay, self.blocks, root);
         state.cuts = cuts;
         Ok(())
     }
@@ -226,7 +227,8 @@ impl Disk {
         }
     }
 
-    fn writable_range(&self, offset: u64, len: u64) -> Result<Range<u64>> {
+    /// The bytes of a write, checked.
+    pub(crate) fn writable_range(&self, offset: u64, len: u64) -> Result<Range<u64>> {
         if self.read_only {
             return Err(Error::Refused("the disk is read-only".into()));
         }
@@ -255,7 +257,7 @@ impl Disk {
             match place {
                 Place::Zero => output.zero(len).map_err(Error::transfer("fill a buffer", at))?,
                 Place::First | Place::Second => {
-                    output.read_at(&state.file, self.plane(place) + at, len).map_err(Error::transfer("read the overlay", at))?;
+                    output.read_at(&state.overlay.file, self.plane(place) + at, len).map_err(Error::transfer("read the overlay", at))?;
                 }
                 Place::Below => match &self.golden {
                     Some(golden) => golden.read(at, len, output).map_err(Error::transfer("read the golden image", at))?,
@@ -294,10 +296,10 @@ impl Disk {
         }
         let mut left: Vec<PageNumber> = wanted.iter().map(|(block, _)| *block).collect();
         let mut failed = None;
-        let State { file, map, .. } = state;
+        let State { overlay, map, .. } = state;
         self.pages.read(wanted, &mut |block, page| {
             let offset = u64::from(block) * BLOCK;
-            let put = with_input(page, |input| input.write_at(file, offset, PAGE_SIZE));
+            let put = with_input(page, |input| input.write_at(&overlay.file, offset, PAGE_SIZE));
             match put {
                 Ok(()) => map.set(block..block + 1, Place::First),
                 Err(error) => failed = Some(Error::transfer("write the overlay", offset)(error)),
@@ -340,7 +342,7 @@ impl Disk {
             if at.is_multiple_of(BLOCK) && whole_end > at {
                 let (place, blocks) = state.target_run(block..block_of(whole_end - 1) + 1);
                 let end = whole_end.min(u64::from(block + blocks) * BLOCK);
-                let put = input.write_at(&state.file, self.plane(place) + at, (end - at) as usize);
+                let put = input.write_at(&state.overlay.file, self.plane(place) + at, (end - at) as usize);
                 state.settle_write(block..block + blocks, place, put).map_err(Error::transfer("write the overlay", at))?;
                 at = end;
             } else {
@@ -358,7 +360,7 @@ impl Disk {
         let (len, failed) = ((range.end - range.start) as usize, Error::transfer("write the overlay", range.start));
         let here = state.map.get(block);
         if matches!(here, Place::First | Place::Second) && !state.is_pending(block, here) {
-            let put = input.write_at(&state.file, self.plane(here) + range.start, len);
+            let put = input.write_at(&state.overlay.file, self.plane(here) + range.start, len);
             return state.settle_write(block..block + 1, here, put).map_err(failed);
         }
         let start = u64::from(block) * BLOCK;
@@ -368,7 +370,7 @@ impl Disk {
         let within = (range.start - start) as usize;
         input.take(&mut page[within..within + len]).map_err(Error::transfer("take the guest's bytes", range.start))?;
         let place = state.target(block);
-        let put = with_input(&page, |input| input.write_at(&state.file, self.plane(place) + start, PAGE_SIZE));
+        let put = with_input(&page, |input| input.write_at(&state.overlay.file, self.plane(place) + start, PAGE_SIZE));
         state.settle_write(block..block + 1, place, put).map_err(failed)
     }
 
@@ -422,17 +424,17 @@ impl Disk {
         let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
         let offset = self.plane(place) + u64::from(run.start) * BLOCK;
         // Only space is at stake: the map already says that the blocks are zero.
-        if let Err(error) = rustix::fs::fallocate(&*state.file, flags, offset, u64::from(run.end - run.start) * BLOCK) {
+        if let Err(error) = rustix::fs::fallocate(&state.overlay.file, flags, offset, u64::from(run.end - run.start) * BLOCK) {
             tracing::debug!(%error, "the host does not free the space of discarded blocks");
         }
     }
 }
 
 impl State {
-    fn new(file: File, blocks: u32, root: Root) -> Self {
+    fn new(overlay: Overlay, blocks: u32, root: Root) -> Self {
         let place = if root.node.is_some() { Place::Unasked } else { Place::Below };
         Self {
-            file: Arc::new(file),
+            overlay: Arc::new(overlay),
             map: BlockMap::new(blocks, place),
             below: root,
             base: root,
@@ -495,8 +497,41 @@ fn check_root(root: &Root, blocks: u32) -> Result<()> {
     Err(Error::Refused(format!("the page table is that of a disk of {} blocks, this disk has {blocks}", root.pages)))
 }
 
-fn new_overlay(dir: &Path, blocks: u32) -> Result<File> {
-    let file = tempfile::tempfile_in(dir).map_err(Error::io("cannot make an overlay file in", dir))?;
-    file.set_len(2 * u64::from(blocks) * BLOCK).map_err(Error::io("cannot make a sparse overlay file in", dir))?;
-    Ok(file)
+fn new_overlay(dir: &Path, blocks: u32) -> Result<Overlay> {
+    Overlay::new(dir, 2 * u64::from(blocks) * BLOCK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fermata_store::Store;
+
+    #[test]
+    fn what_the_host_lost_is_in_no_checkpoint_until_a_reset() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let options = DiskOptions {
+            golden: None,
+            size: Some(1 << 20),
+            root: None,
+            pages: Arc::new(store.clone()),
+            overlay_dir: dir.path().to_owned(),
+            read_only: false,
+        };
+        let disk = Disk::new(options).unwrap();
+        disk.write_at(0, &[1; PAGE_SIZE]).unwrap();
+        disk.flush().unwrap();
+        // The kernel tells once; from then on it is remembered.
+        disk.lock().overlay.note_lost();
+        for _ in 0..2 {
+            assert!(matches!(disk.flush(), Err(Error::OverlayLost { .. })));
+            let cut = disk.cut().unwrap();
+            assert!(matches!(cut.save(&mut store.writer().unwrap()), Err(Error::OverlayLost { .. })));
+            disk.settle(cut.id(), Settled::Aborted);
+        }
+        disk.reset(Root::empty(disk.blocks().into())).unwrap();
+        disk.write_at(0, &[1; PAGE_SIZE]).unwrap();
+        disk.flush().unwrap();
+        disk.cut().unwrap().save(&mut store.writer().unwrap()).unwrap();
+    }
 }

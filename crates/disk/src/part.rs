@@ -106,6 +106,10 @@ impl Part<Writer> for DiskPart {
     }
 
     fn prepare(&mut self, _storage: &mut Writer) -> Result<(), Failure> {
+        if let Some(failure) = self.running.failure() {
+            let name = &self.name;
+            return Err(format!("disk {name} is served no more ({failure}): `fermata goto` the last checkpoint brings it back").into());
+        }
         if let Some(golden) = self.disk.golden() {
             golden.check_unchanged()?;
         }

@@ -8,7 +8,10 @@
 //! ```
 //! A broken ring is what a guest gets that writes nonsense into it: it stays silent until the guest resets the device.
 
-use crate::{device::Device, guest::GuestRam};
+use crate::{
+    device::{Device, Handled},
+    guest::GuestRam,
+};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::{
     fs::File,
@@ -68,6 +71,12 @@ impl Ring {
             self.queue.set_size(size as u16);
         }
         fits
+    }
+
+    /// The number of descriptors.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub fn size(&self) -> u16 {
+        self.queue.size()
     }
 
     /// Sets where the ring lies, as addresses in QEMU.
@@ -161,7 +170,7 @@ impl Ring {
         match self.try_serve(ram, device, yield_now) {
             Ok(next) => next,
             Err(error) => {
-                tracing::warn!(%error, "a ring is unusable: it stays silent until the guest resets the disk");
+                device.note_unusable(&error);
                 self.running = false;
                 Next::Wait
             }
@@ -169,17 +178,21 @@ impl Ring {
     }
 
     fn try_serve(&mut self, ram: &GuestRam, device: &mut Device, yield_now: impl Fn() -> bool) -> Result<Next, virtio_queue::Error> {
-        let mut served = 0;
+        let (mut served, mut promised) = (0, false);
         loop {
             self.queue.disable_notification(ram)?;
+            let served_before = served;
             let mut untold = 0;
             while let Some(chain) = self.queue.iter(ram)?.next() {
                 let head = chain.head_index();
-                let Some(written) = device.handle(ram, chain) else {
+                let written = match device.handle(ram, chain, &yield_now) {
+                    Handled::Done(written) => written,
                     // It goes back into the ring, where whoever stops the disk finds it not yet taken up. Those behind it wait too.
-                    self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(1));
-                    self.notify(ram)?;
-                    return Ok(Next::Later);
+                    put_off => {
+                        self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(1));
+                        self.notify(ram)?;
+                        return Ok(if put_off == Handled::Starved { Next::Later } else { Next::Again });
+                    }
                 };
                 self.queue.add_used(ram, head, written)?;
                 served += 1;
@@ -199,6 +212,12 @@ impl Ring {
             if !self.queue.enable_notification(ram)? {
                 return Ok(Next::Wait);
             }
+            if promised && served == served_before {
+                // The ring said that there is more, and then there was not: its index moves back and forth, or it cannot be read. Going on would never
+                // end.
+                return Err(virtio_queue::Error::InvalidAvailRingIndex);
+            }
+            promised = true;
             if yield_now() {
                 return Ok(Next::Again);
             }

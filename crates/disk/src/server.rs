@@ -96,7 +96,7 @@ impl Server {
         &self.shared.socket
     }
 
-    /// Tells whether QEMU has stopped all rings.
+    /// Tells whether QEMU has stopped all rings, and whether they are served.
     pub fn running(&self) -> Running {
         self.shared.running.clone()
     }
@@ -154,6 +154,8 @@ impl Shared {
                     if let Err(error) = self.serve(stream) {
                         tracing::error!(socket = %self.socket.display(), %error, "cannot serve a connection");
                     }
+                    // The last copy of the stream: a QEMU that is not served finds out by the hang-up.
+                    *self.connection() = None;
                 }
                 Ok(None) => return,
                 Err(error) => {
@@ -196,7 +198,13 @@ impl Shared {
         }
         let link = Link::new(self.disk.clone(), &self.serial, self.tracking.clone(), self.counters.clone(), self.running.clone())?;
         let for_worker = link.clone();
-        let worker = thread::Builder::new().name("disk-worker".into()).spawn(move || for_worker.work())?;
+        let for_hangup = stream.try_clone()?;
+        let worker = thread::Builder::new().name("disk-worker".into()).spawn(move || {
+            if !for_worker.work() {
+                // Requests that nobody serves would wait for ever; this way QEMU learns of it, and the protocol's thread too.
+                let _ = for_hangup.shutdown(std::net::Shutdown::Both);
+            }
+        })?;
         tracing::debug!(socket = %self.socket.display(), "QEMU has connected");
         let mut handler = BackendReqHandler::from_stream(stream, Arc::new(Mutex::new(Protocol(link.clone()))));
         let error = loop {
@@ -206,10 +214,8 @@ impl Shared {
         };
         link.close();
         self.tracking.set_logging(false);
-        if worker.join().is_err() {
-            tracing::error!(socket = %self.socket.display(), "the disk's worker had panicked");
-        }
-        *self.connection() = None;
+        // It catches its own panics.
+        let _ = worker.join();
         match error {
             ProtocolError::Disconnected | ProtocolError::PartialMessage | ProtocolError::SocketBroken(_) => {
                 tracing::debug!(socket = %self.socket.display(), "QEMU has disconnected");

@@ -18,6 +18,7 @@ use rustix::{
 use std::{
     fs::File,
     io::{self, Write},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -43,14 +44,30 @@ const LOG_ALL: u64 = 1 << 26;
 /// Between two attempts at a request for which the host has no space.
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 
-/// How many rings QEMU has started and not stopped: zero means that the guest's requests are all done and none will be taken up.
+/// How a server fares: how many rings QEMU has started and not stopped, and whether somebody still serves them. Zero rings mean that the guest's requests are
+/// all done and none will be taken up.
 #[derive(Debug, Clone, Default)]
-pub struct Running(Arc<AtomicUsize>);
+pub struct Running(Arc<Fare>);
+
+#[derive(Debug, Default)]
+struct Fare {
+    rings: AtomicUsize,
+    failure: Mutex<Option<String>>,
+}
 
 impl Running {
     /// Rings started and not stopped.
     pub fn rings(&self) -> usize {
-        self.0.load(Ordering::Acquire)
+        self.0.rings.load(Ordering::Acquire)
+    }
+
+    /// Why requests are served no more, though QEMU had not hung up. Forgotten when the next QEMU connects.
+    pub fn failure(&self) -> Option<String> {
+        self.0.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    }
+
+    fn set_failure(&self, failure: Option<String>) {
+        *self.0.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = failure;
     }
 }
 
@@ -77,6 +94,7 @@ impl Link {
     pub fn new(disk: Arc<Disk>, serial: &str, tracking: Arc<Tracking>, counters: Arc<Counters>, running: Running) -> io::Result<Arc<Self>> {
         let device = Device::new(disk.clone(), serial, counters);
         let rings = (0..RINGS_MAX).map(|_| Ring::new()).collect();
+        running.set_failure(None);
         Ok(Arc::new(Self {
             state: Mutex::new(State { rings, ram: GuestRam::new(tracking.clone()), device }),
             waiting: AtomicUsize::new(0),
@@ -109,7 +127,7 @@ impl Link {
         self.waiting.fetch_sub(1, Ordering::AcqRel);
         let result = with(&mut state);
         let started = state.rings.iter().filter(|ring| ring.is_started()).count();
-        self.running.0.store(started, Ordering::Release);
+        self.running.0.rings.store(started, Ordering::Release);
         drop(state);
         // Cannot fail but for a full counter, which wakes the worker as well.
         let _ = (&self.wake).write(&1u64.to_ne_bytes());
@@ -123,8 +141,19 @@ impl Link {
         Ok(self.change(|state| with(&mut state.rings[index as usize], &state.ram)))
     }
 
-    /// Serves the rings until the connection closes: the worker thread's work.
-    pub fn work(&self) {
+    /// Serves the rings until the connection closes, and says so if it ends before: the worker thread's work. True if it came to its right end.
+    pub fn work(&self) -> bool {
+        let failure = match catch_unwind(AssertUnwindSafe(|| self.serve_all())) {
+            Ok(Ok(())) => return true,
+            Ok(Err(error)) => format!("it cannot wait for requests: {error}"),
+            Err(_) => "its worker panicked, which is a fault of Fermata's: the keeper's log tells more".to_owned(),
+        };
+        tracing::error!(failure, "the disk's worker has ended");
+        self.running.set_failure(Some(failure));
+        false
+    }
+
+    fn serve_all(&self) -> io::Result<()> {
         let mut kicks: Vec<(usize, Arc<File>)> = Vec::new();
         let mut next = [Next::Wait; RINGS_MAX];
         while !self.closing.load(Ordering::Acquire) {
@@ -133,13 +162,7 @@ impl Link {
                 () if next.contains(&Next::Later) => Some(BETWEEN_TRIES),
                 () => None,
             };
-            let (woken, kicked) = match wait(&self.wake, &kicks, time) {
-                Ok(ready) => ready,
-                Err(error) => {
-                    tracing::error!(%error, "the disk's worker cannot wait for requests and ends");
-                    return;
-                }
-            };
+            let (woken, kicked) = wait(&self.wake, &kicks, time)?;
             if woken {
                 Ring::take_kick(&self.wake);
                 let state = self.lock();
@@ -152,9 +175,11 @@ impl Link {
                 *next = self.serve(i);
             }
         }
+        Ok(())
     }
 
-    fn serve(&self, ring: usize) -> Next {
+    /// Serves one ring.
+    pub(crate) fn serve(&self, ring: usize) -> Next {
         while self.waiting.load(Ordering::Acquire) > 0 {
             std::thread::yield_now();
         }

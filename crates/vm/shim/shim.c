@@ -16,6 +16,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/*
+ * The same socket once more: QEMU closes the descriptor that it has read a state from. Were that 0, the next eventfd would get the number, which QEMU takes
+ * for "none" when it tells a disk's server where the guest kicks (hw/virtio/vhost-user.c).
+ */
+#define STATE_IN 100
+
 #ifndef USERFAULTFD_IOC_NEW
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
 #endif
@@ -53,7 +59,7 @@ __attribute__((constructor)) static void hand_over(void)
     unsetenv("LD_PRELOAD");
     /* Without us nobody serves its faults or its disks: it must not outlive us. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    fd = make(&byte);
+    fd = dup2(0, STATE_IN) < 0 ? -1 : make(&byte);
     if (fd < 0) {
         byte = (char)errno;
     } else {

@@ -2,7 +2,7 @@
 //!
 //! We are connected only while somebody wants something: whether the host is connected is part of the guest's state.
 
-use crate::{Error, Result};
+use crate::{Error, Result, lines::Lines};
 use fermata_linux::{Child, clock::Stopwatch};
 use qapi::{Command, ExecuteError, Qga, Stream, qga};
 use std::{
@@ -19,6 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const KNOCK: Duration = Duration::from_millis(500);
 /// Between two questions whether a command ended.
 const POLL_MAX: Duration = Duration::from_millis(100);
+/// One answer: twice 16 MiB of output as base64, and room to spare.
+const LINE_MAX: u64 = 64 << 20;
 
 /// How a command in a guest ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,7 +35,7 @@ pub struct Execution {
     pub truncated: bool,
 }
 
-type Connection = Qga<Stream<BufReader<UnixStream>, BufWriter<UnixStream>>>;
+pub(crate) type Connection = Qga<Stream<Lines<BufReader<UnixStream>>, BufWriter<UnixStream>>>;
 
 /// The guest agent of one machine. Several commands may run at once.
 pub struct Agent {
@@ -57,9 +59,14 @@ impl Agent {
 
     /// Runs a command in the guest and waits for its end. A guest whose agent does not answer yet is waited for.
     pub fn execute(&self, command: &[String], input: Option<&[u8]>, wait: Duration) -> Result<Execution> {
+        self.execute_while(command, input, wait, &|| true)
+    }
+
+    /// The same as long as it is `wanted`, which is asked now and then. Then the command is left alone: it goes on in the guest, and this fails.
+    pub fn execute_while(&self, command: &[String], input: Option<&[u8]>, wait: Duration, wanted: &dyn Fn() -> bool) -> Result<Execution> {
         let [path, arguments @ ..] = command else { return Err(self.failed("no command given")) };
         let _user = User::enter(self);
-        self.reach(wait)?;
+        self.reach(wait, wanted)?;
         let process = self.ask(&qga::guest_exec {
             path: path.clone(),
             arg: Some(arguments.to_vec()),
@@ -73,13 +80,14 @@ impl Agent {
             if status.exited {
                 return Ok(execution(status));
             }
+            self.check_wanted(wanted)?;
             std::thread::sleep(pause);
             pause = (pause * 2).min(POLL_MAX);
         }
     }
 
-    /// Waits until the agent answers. Fails as soon as QEMU is gone.
-    pub fn reach(&self, wait: Duration) -> Result<()> {
+    /// Waits until the agent answers. Fails as soon as QEMU is gone, or `wanted` says that nobody waits any more.
+    pub fn reach(&self, wait: Duration, wanted: &dyn Fn() -> bool) -> Result<()> {
         let waited = Stopwatch::start();
         loop {
             let mut state = self.state.lock().expect("nobody panics with the lock");
@@ -99,26 +107,13 @@ impl Agent {
                 },
             }
             drop(state);
+            self.check_wanted(wanted)?;
             std::thread::sleep(POLL_MAX);
         }
     }
 
     fn connect(&self, sync: i32) -> Result<Connection, ExecuteError> {
-        let stream = UnixStream::connect(&self.socket)?;
-        stream.set_read_timeout(Some(KNOCK))?;
-        stream.set_write_timeout(Some(KNOCK))?;
-        let patient = stream.try_clone()?;
-        let mut connection = Qga::new(Stream::new(BufReader::new(stream.try_clone()?), BufWriter::new(stream)));
-        connection.write_command(&qga::guest_sync { id: sync.into() })?;
-        // What an earlier conversation left behind comes first.
-        while !matches!(connection.read_response::<qga::guest_sync>(), Ok(id) if id == i64::from(sync)) {
-            if connection.inner().get_ref_read().buffer().is_empty() {
-                return Err(io::Error::from(io::ErrorKind::TimedOut).into());
-            }
-        }
-        patient.set_read_timeout(Some(PATIENCE))?;
-        patient.set_write_timeout(Some(PATIENCE))?;
-        Ok(connection)
+        greet(UnixStream::connect(&self.socket)?, sync)
     }
 
     fn ask<C: Command>(&self, command: &C) -> Result<C::Ok> {
@@ -136,6 +131,10 @@ impl Agent {
                 )))
             }
         }
+    }
+
+    fn check_wanted(&self, wanted: &dyn Fn() -> bool) -> Result<()> {
+        if wanted() { Ok(()) } else { Err(self.failed("whoever asked for the command has left; what was begun goes on in the guest")) }
     }
 
     fn silent(&self, error: &ExecuteError) -> Error {
@@ -169,10 +168,31 @@ impl Drop for User<'_> {
     }
 }
 
-fn execution(status: qga::GuestExecStatus) -> Execution {
+/// Begins a conversation: whatever was said before is skipped.
+pub(crate) fn greet(stream: UnixStream, sync: i32) -> Result<Connection, ExecuteError> {
+    stream.set_read_timeout(Some(KNOCK))?;
+    stream.set_write_timeout(Some(KNOCK))?;
+    let patient = stream.try_clone()?;
+    let lines = Lines::new(BufReader::new(stream.try_clone()?), LINE_MAX);
+    let mut connection = Qga::new(Stream::new(lines, BufWriter::new(stream)));
+    connection.write_command(&qga::guest_sync { id: sync.into() })?;
+    let waited = Stopwatch::start();
+    // What an earlier conversation left behind comes first.
+    while !matches!(connection.read_response::<qga::guest_sync>(), Ok(id) if id == i64::from(sync)) {
+        // An agent that never stops talking is none.
+        if connection.inner().get_ref_read().inner().buffer().is_empty() || waited.elapsed() > PATIENCE {
+            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        }
+    }
+    patient.set_read_timeout(Some(PATIENCE))?;
+    patient.set_write_timeout(Some(PATIENCE))?;
+    Ok(connection)
+}
+
+pub(crate) fn execution(status: qga::GuestExecStatus) -> Execution {
     let truncated = status.out_truncated == Some(true) || status.err_truncated == Some(true);
     Execution {
-        status: status.exitcode.or(status.signal.map(|signal| 128 + signal)).unwrap_or(-1) as i32,
+        status: status.exitcode.or(status.signal.map(|signal| signal.saturating_add(128))).unwrap_or(-1) as i32,
         stdout: status.out_data.unwrap_or_default(),
         stderr: status.err_data.unwrap_or_default(),
         truncated,

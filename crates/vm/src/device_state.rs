@@ -4,7 +4,7 @@
 //! section `timer` (`softmmu/cpu-timers.c`), and with `-icount` what its subsection counts.
 
 use crate::config::ICOUNT_SHIFT;
-use fermata_types::VirtualTime;
+use fermata_types::{PAGE_SIZE, VirtualTime};
 
 const MAGIC: &[u8] = b"QEVM";
 /// Magic and version.
@@ -17,6 +17,47 @@ const ICOUNT: &[u8] = b"\x0ctimer/icount";
 
 /// Largest device state that we take: a guard against a runaway, a hundred times what machines have.
 pub(crate) const BYTES_MAX: u64 = 64 << 20;
+
+/// The memory of QEMU's BIOS for PCs, `pc.bios`: `bios-256k.bin` since its version 2.0.
+pub(crate) const FIRMWARE_BYTES: usize = 256 << 10;
+const FIRMWARE_NAME: &[u8] = b"\x07pc.bios";
+/// A section number that no device has.
+const FIRMWARE_SECTION: u32 = 0x7fff_0000;
+/// Of QEMU's `migration/ram.c`: the list of memories, a page of one, another page of the same, the end.
+const RAM_BLOCKS: u64 = 0x04;
+const RAM_PAGE: u64 = 0x08;
+const RAM_CONTINUE: u64 = 0x20;
+const RAM_END: u64 = 0x10;
+
+/// The same state with the firmware's memory before it, as a migration would send it: a section `ram` that lists one memory and brings all its pages.
+pub(crate) fn with_firmware(state: &[u8], firmware: &[u8]) -> Vec<u8> {
+    if firmware.len() != FIRMWARE_BYTES || state.len() < HEADER {
+        return state.to_vec();
+    }
+    let mut stream = Vec::with_capacity(state.len() + firmware.len() + 1024);
+    stream.extend_from_slice(&state[..HEADER]);
+    stream.push(SECTION_FULL);
+    stream.extend(FIRMWARE_SECTION.to_be_bytes());
+    stream.extend(b"\x03ram");
+    // Instance and version.
+    stream.extend([0u32, 4].into_iter().flat_map(u32::to_be_bytes));
+    stream.extend((FIRMWARE_BYTES as u64 | RAM_BLOCKS).to_be_bytes());
+    stream.extend(FIRMWARE_NAME);
+    stream.extend((FIRMWARE_BYTES as u64).to_be_bytes());
+    for (number, page) in firmware.chunks(PAGE_SIZE).enumerate() {
+        let again = if number == 0 { 0 } else { RAM_CONTINUE };
+        stream.extend(((number * PAGE_SIZE) as u64 | RAM_PAGE | again).to_be_bytes());
+        if number == 0 {
+            stream.extend(FIRMWARE_NAME);
+        }
+        stream.extend(page);
+    }
+    stream.extend(RAM_END.to_be_bytes());
+    stream.push(SECTION_FOOTER);
+    stream.extend(FIRMWARE_SECTION.to_be_bytes());
+    stream.extend_from_slice(&state[HEADER..]);
+    stream
+}
 
 /// Whether these bytes begin like a device state.
 pub(crate) fn is_plausible(state: &[u8]) -> bool {
@@ -101,6 +142,20 @@ mod tests {
         for length in 0..stream.len() - 1 {
             assert_eq!(without_announcement(&stream[..length]), &stream[..length]);
         }
+    }
+
+    #[test]
+    fn the_firmware_comes_before_everything_and_whole() {
+        let firmware: Vec<_> = (0..FIRMWARE_BYTES).map(|at| (at / PAGE_SIZE) as u8).collect();
+        let (state, with) = (stream(), with_firmware(&stream(), &firmware));
+        assert_eq!((&with[..HEADER], &with[with.len() - (state.len() - HEADER)..]), (&state[..HEADER], &state[HEADER..]));
+        // Pages with eight bytes before each, and around them what says what they are.
+        let around = HEADER + 1 + 4 + 4 + 8 + 8 + 8 + 8 + 8 + 8 + 5;
+        assert_eq!(with.len() - (state.len() - HEADER), around + FIRMWARE_BYTES / PAGE_SIZE * (PAGE_SIZE + 8));
+        assert!(firmware.chunks(PAGE_SIZE).all(|page| with.windows(PAGE_SIZE).any(|window| window == page)));
+        // What is no firmware of a PC is not sent.
+        assert_eq!(with_firmware(&state, &firmware[1..]), state);
+        assert_eq!(with_firmware(&state[..4], &firmware), &state[..4]);
     }
 
     #[test]

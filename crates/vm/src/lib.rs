@@ -5,24 +5,39 @@
 //! - [`part`]: the machine as a part of an experiment: what a checkpoint takes of it
 //! - [`pager`]: lazy restore: pages come when they are touched
 //! - [`agent`]: commands inside the guest
-//! - `monitor`, `device_state`, `staging`: QMP, QEMU's state stream, copies of pages
+//! - [`capture`]: when a checkpoint copies pages; `held`: copy-on-write; `staging`: copies of pages
+//! - `watch`, `faults`: which tracker watches the machine, and who answers its userfaultfd
+//! - `monitor`, `device_state`: QMP, QEMU's state stream; `lines`: what QEMU and the agent may say at once
+//! - `fuzzing`: what fuzzers call, only with that feature
 //! - `shim/shim.c`: the library preloaded into QEMU, which makes its userfaultfd
+//! - `notes`, `shim/notes.c`: KVM's dirty log, asked for inside QEMU
 //!
 //! It knows no disk image, no other machine and no timeline. A disk is a socket that somebody else serves. Nothing here depends on a patched QEMU.
 
 pub mod agent;
+pub mod capture;
 pub mod config;
 mod device_state;
 mod error;
+mod faults;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
+mod held;
+mod lines;
 pub mod machine;
 mod monitor;
+mod notes;
 pub mod pager;
 pub mod part;
 mod staging;
+mod watch;
 
 pub use agent::{Agent, Execution};
+pub use capture::{CaptureMode, CaptureOptions};
 pub use config::{Accel, MachineConfig, Place};
 pub use error::{Error, Result};
+pub use fermata_tracker::{Choice as TrackerChoice, Standing as TrackerStanding};
 pub use machine::{Machine, Restore, Status, qemu_program};
-pub use pager::Paging;
-pub use part::{DEVICES, MachineDetails, MachinePart, OtherWriters, RAM, ram_pages};
+pub use pager::{Paging, WORKING_SET_MAX};
+pub use part::{DEVICES, FIRMWARE, MachineDetails, MachinePart, OtherWriters, RAM, ram_pages};

@@ -7,14 +7,18 @@
 
 use crate::{
     Agent, Error, Result,
+    capture::CaptureOptions,
     config::{Accel, MachineConfig, Place, Start, arguments},
     device_state,
+    faults::{Fate, FaultServer, Memory},
+    held::{Held, HeldPages},
     monitor::Monitor,
     pager::{Pager, Paging},
+    watch,
 };
 use fermata_linux::{Child, MemoryFile, Userfault, clock::Stopwatch, launch};
 use fermata_store::Store;
-use fermata_tracker::{ScanTracker, Tracker};
+use fermata_tracker::{Choice, Tracker};
 use fermata_types::{MachineId, PAGE_SIZE, PageNumber, PageSet, Root};
 use qapi::qmp;
 use std::{
@@ -22,20 +26,23 @@ use std::{
     fs::{self, File},
     io::{Read, Write},
     net::Shutdown,
-    ops::Range,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     process::{Command, Stdio},
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-static SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim.so"));
+/// QEMU's descriptor for the device state; the shim has it too.
+const STATE_IN: u32 = 100;
 
 /// Longest time for the shim to hand over, and for a device state to be loaded.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Where the firmware's memory ends: the processor starts just below 4 GiB.
+const FIRMWARE_END: u64 = 1 << 32;
 
 /// What a machine does.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +53,8 @@ pub enum Status {
     Paused,
     /// The guest powered itself off. Its last state is still there.
     Off,
+    /// QEMU stopped the guest, since it cannot go on: QEMU's name of the state.
+    Failed(&'static str),
     /// QEMU is gone, and why.
     Gone(String),
 }
@@ -64,6 +73,10 @@ pub struct Restore<'a> {
     pub off: bool,
     /// Let the guest see a new VM generation id, on which it reseeds its random numbers; otherwise it sees nothing.
     pub fresh_randomness: bool,
+    /// Pages to bring in first, most urgent first.
+    pub working_set: Vec<PageNumber>,
+    /// Told, when everything is in, which pages somebody had to wait for meanwhile.
+    pub remember: Box<dyn FnOnce(Vec<PageNumber>) + Send>,
 }
 
 /// A machine. Dropping it ends QEMU and removes its RAM.
@@ -73,41 +86,43 @@ pub struct Machine {
     place: Place,
     child: Arc<Child>,
     monitor: Monitor,
-    ram: Arc<MemoryFile>,
-    memory: Range<u64>,
-    userfault: Arc<Userfault>,
+    memory: Arc<Memory>,
     tracker: Mutex<Box<dyn Tracker>>,
-    pager: OnceLock<Pager>,
+    capture: CaptureOptions,
+    /// Runs from when there is something to serve: at once if writes wait for us, else when a state is being restored.
+    faults: OnceLock<FaultServer>,
     agent: Agent,
     /// It came back powered off.
     off: AtomicBool,
     held: AtomicBool,
+    /// What is in the firmware's read-only memory.
+    firmware: OnceLock<Arc<[u8]>>,
 }
 
 impl Machine {
     /// Starts a machine that is about to boot, paused. The disks' servers must be listening.
     ///
     /// Also returns the pages that hold something before the guest's first instruction.
-    pub fn boot(config: MachineConfig, place: Place) -> Result<(Self, PageSet)> {
-        let machine = Self::start(config, place, Start::Boot)?;
-        let mut loaded = PageSet::new();
-        for (from, to) in machine.ram.populated().map_err(machine.ram_failed("reading the extents of"))? {
-            loaded.insert_range((from / PAGE_SIZE as u64) as u32..to.div_ceil(PAGE_SIZE as u64) as u32);
-        }
+    pub fn boot(config: MachineConfig, place: Place, capture: CaptureOptions) -> Result<(Self, PageSet)> {
+        let machine = Self::start(config, place, capture, Start::Boot)?;
+        machine.set_firmware(machine.read_firmware()?);
+        let loaded = machine.populated()?;
         Ok((machine, loaded))
     }
 
     /// Starts a machine that waits, empty, for a state to be restored into it.
-    pub fn spare(config: MachineConfig, place: Place) -> Result<Self> {
-        Self::start(config, place, Start::Incoming)
+    pub fn spare(config: MachineConfig, place: Place, capture: CaptureOptions) -> Result<Self> {
+        Self::start(config, place, capture, Start::Incoming)
     }
 
-    fn start(config: MachineConfig, place: Place, start: Start) -> Result<Self> {
+    fn start(config: MachineConfig, place: Place, capture: CaptureOptions, start: Start) -> Result<Self> {
+        let capture = capture.settle(&config)?;
         let directories = place.clone();
-        Self::start_in(config, place, start).inspect_err(|_| directories.remove())
+        let kind = config.machine_type.clone();
+        Self::start_in(config, place, capture, start).inspect_err(|_| directories.remove()).map_err(|error| too_new(error, &kind))
     }
 
-    fn start_in(config: MachineConfig, place: Place, start: Start) -> Result<Self> {
+    fn start_in(config: MachineConfig, place: Place, capture: CaptureOptions, start: Start) -> Result<Self> {
         let name = config.name.clone();
         let failed = |what, path: &std::path::Path| {
             let path = path.to_owned();
@@ -118,13 +133,17 @@ impl Machine {
         }
         // QEMU appends to it, and an earlier process may have had the same number.
         File::create(place.console_log()).map_err(failed("making", &place.console_log()))?;
-        write_private(&place.shim(), SHIM).map_err(failed("writing", &place.shim()))?;
-        let ram = MemoryFile::create(&place.ram(), config.memory).map_err(failed("making guest memory in", &place.ram()))?;
+        write_private(&place.shim(), watch::shim(capture.tracker)).map_err(failed("writing", &place.shim()))?;
+        let ram = Arc::new(MemoryFile::create(&place.ram(), config.memory).map_err(failed("making guest memory in", &place.ram()))?);
         let id = MachineId(fermata_linux::random::bytes().map_err(failed("drawing a machine id for", &place.directory))?);
-        let child = Arc::new(spawn(&config, &id, &place, start)?);
-        let (how, descriptor) = child.receive_descriptor(PATIENCE).map_err(|error| no_userfaultfd(&name, &place, &child, &error))?;
-        let userfault = Userfault::new(descriptor)
-            .map_err(|error| unsupported(&name, &format!("asynchronous write-protection ({error}): Linux 6.7 or newer is needed")))?;
+        let child = Arc::new(spawn(&config, &id, &place, start, capture.tracker)?);
+        let notes = watch::notes(capture.tracker, &child, &ram, PATIENCE)
+            .map_err(|error| not_handed_over(&name, &place, &child, "KVM's notes", &error))?;
+        let ([how], descriptor) =
+            child.receive_descriptor(PATIENCE).map_err(|error| not_handed_over(&name, &place, &child, "userfaultfd", &error))?;
+        let writes = watch::writes(capture.tracker);
+        let userfault = Userfault::new(descriptor, writes)
+            .map_err(|error| unsupported(&name, &format!("what the tracker {} needs of userfaultfd ({error})", capture.tracker)))?;
         let monitor = Monitor::connect(&name, &place.monitor_socket(), place.log(), child.clone())?;
         if how == b'u' && config.accel == Accel::Kvm {
             return Err(unsupported(
@@ -132,34 +151,56 @@ impl Machine {
                 "a full userfaultfd, which KVM needs: run `sysctl vm.unprivileged_userfaultfd=1` or give access to /dev/userfaultfd",
             ));
         }
-        let base = fermata_linux::maps::address_of(child.pid(), ram.path(), config.memory)
-            .map_err(failed("looking for the mapping of", ram.path()))?
-            .ok_or_else(|| monitor.gone("did not map the guest memory"))?;
+        let base =
+            fermata_linux::maps::address_of(child.pid(), ram.path(), config.memory, notes.as_ref().map(|notes| notes.mapping().start))
+                .map_err(failed("looking for the mapping of", ram.path()))?
+                .ok_or_else(|| monitor.gone("did not map the guest memory"))?;
         let memory = base..base + config.memory;
-        let userfault = Arc::new(userfault);
         if start == Start::Incoming {
             // QEMU has loaded its firmware into the RAM; what the guest had there comes from the checkpoint.
             ram.clear().map_err(failed("emptying", ram.path()))?;
         }
+        let userfault = Arc::new(userfault);
         userfault.register(memory.clone(), start == Start::Incoming).map_err(failed("watching", ram.path()))?;
-        let tracker = ScanTracker::new(child.pid(), memory.clone(), userfault.clone())?;
+        if let Some(notes) = notes.as_ref().filter(|_| start == Start::Incoming) {
+            userfault.register_alias(notes.mapping(), base).map_err(failed("watching", ram.path()))?;
+        }
+        let (tracker, log) = watch::tracker(capture.tracker, child.pid(), memory.clone(), &userfault, &ram, notes)?;
         let agent = Agent::new(name, place.agent_socket(), child.clone());
-        let tracker = Mutex::new(Box::new(tracker) as Box<dyn Tracker>);
-        Ok(Self {
+        let held = Arc::new(Held::new(ram.clone()));
+        let memory = Memory {
+            ram,
+            range: memory,
+            userfault,
+            log,
+            held,
+            letting_through: Mutex::new(()),
+            pager: OnceLock::new(),
+            fate: Fate::new(child.clone()),
+        };
+        let machine = Self {
             config,
             id,
             place,
             child,
             monitor,
-            ram: Arc::new(ram),
-            memory,
-            userfault,
-            tracker,
-            pager: OnceLock::new(),
+            memory: Arc::new(memory),
+            tracker: Mutex::new(tracker),
+            capture,
+            faults: OnceLock::new(),
             agent,
             off: AtomicBool::new(false),
             held: AtomicBool::new(false),
-        })
+            firmware: OnceLock::new(),
+        };
+        if machine.memory.log.is_some() {
+            machine.serve_faults();
+        }
+        Ok(machine)
+    }
+
+    fn serve_faults(&self) {
+        self.faults.get_or_init(|| FaultServer::start(self.memory.clone()));
     }
 
     /// What it is.
@@ -184,7 +225,31 @@ impl Machine {
 
     /// The guest's memory, as it is now. Pages not yet restored read as zeros: see [`Machine::paging`].
     pub fn ram(&self) -> &MemoryFile {
-        &self.ram
+        &self.memory.ram
+    }
+
+    /// How its memory is watched and captured, with the tracker chosen.
+    pub fn capture(&self) -> CaptureOptions {
+        self.capture
+    }
+
+    /// Pages that are there: written, or brought in.
+    pub(crate) fn populated(&self) -> Result<PageSet> {
+        let mut pages = PageSet::new();
+        for (from, to) in self.ram().populated().map_err(self.memory.io("reading the extents of"))? {
+            pages.insert_range((from / PAGE_SIZE as u64) as u32..to.div_ceil(PAGE_SIZE as u64) as u32);
+        }
+        Ok(pages)
+    }
+
+    /// As long as this is held, nobody is let through to write to a protected page.
+    pub(crate) fn nobody_writes(&self) -> MutexGuard<'_, ()> {
+        self.memory.letting_through.lock().expect("nobody panics with the lock")
+    }
+
+    /// Notes pages that are to be copied later, each before it is written again.
+    pub(crate) fn hold_pages(&self, pages: PageSet) -> HeldPages {
+        self.memory.held.hold(pages)
     }
 
     /// The guest agent.
@@ -222,13 +287,16 @@ impl Machine {
 
     /// What it does now.
     pub fn status(&self) -> Status {
-        if let Some(failure) = self.paging().and_then(|paging| paging.failure) {
+        if let Some(failure) = self.memory.fate.failure() {
             return Status::Gone(failure);
         }
         match self.monitor.run(&qmp::query_status {}) {
             Ok(info) => match info.status {
                 qmp::RunState::running => Status::Running,
                 qmp::RunState::shutdown | qmp::RunState::guest_panicked => Status::Off,
+                qmp::RunState::internal_error => Status::Failed("internal-error"),
+                qmp::RunState::io_error => Status::Failed("io-error"),
+                qmp::RunState::watchdog => Status::Failed("watchdog"),
                 _ if self.off.load(Ordering::Relaxed) => Status::Off,
                 _ if self.held.load(Ordering::Relaxed) => Status::Running,
                 _ => Status::Paused,
@@ -258,10 +326,33 @@ impl Machine {
         Ok((state, done))
     }
 
+    /// What is in the firmware's read-only memory: the BIOS that a reset begins with. Empty if nobody said.
+    pub fn firmware(&self) -> Arc<[u8]> {
+        self.firmware.get().cloned().unwrap_or_default()
+    }
+
+    /// Says what a spare machine's firmware is to be, before it is restored. A QEMU that waits for a state leaves that memory empty (`rom_reset` in QEMU's
+    /// `hw/core/loader.c`): without it, the guest could not even restart.
+    pub fn set_firmware(&self, firmware: Vec<u8>) {
+        // A machine gets its state once.
+        let _ = self.firmware.set(firmware.into());
+    }
+
+    /// Reads it from a machine that is about to boot.
+    fn read_firmware(&self) -> Result<Vec<u8>> {
+        let path = self.place.file("firmware");
+        let (val, size) = (FIRMWARE_END - device_state::FIRMWARE_BYTES as u64, device_state::FIRMWARE_BYTES as u64);
+        let save = qmp::pmemsave { val, size, filename: path.to_string_lossy().into_owned() };
+        self.monitor.run(&save)?;
+        let firmware = read_at_most(&path, size);
+        let _ = fs::remove_file(&path);
+        firmware.map_err(|source| Error::Io { what: "reading the firmware", path, source })
+    }
+
     /// Puts a state into a spare machine and leaves it paused.
     ///
     /// Returns the pages in which its RAM differs from the checkpoint's: none, but for what fresh randomness changes.
-    pub fn restore(&self, state: &Restore<'_>) -> Result<PageSet> {
+    pub fn restore(&self, state: Restore<'_>) -> Result<PageSet> {
         let corrupt = |message: &str| Error::Corrupt { machine: self.config.name.clone(), message: message.to_owned() };
         if !device_state::is_plausible(state.devices) {
             return Err(corrupt("the checkpoint's device state does not begin like one"));
@@ -269,11 +360,20 @@ impl Machine {
         if state.ram.pages * PAGE_SIZE as u64 != self.config.memory {
             return Err(corrupt("the checkpoint's RAM is of another size than the machine's"));
         }
-        let mut pager =
-            Pager::start(state.store.clone(), state.ram, self.ram.clone(), self.userfault.clone(), self.memory.start, self.child.clone());
-        if state.eager {
+        let pager = Pager::new(state.store.clone(), state.ram, &self.memory);
+        self.memory.pager.set(pager).map_err(|_| corrupt("this machine already got a state"))?;
+        let pager = self.memory.pager.get().expect("it was just set");
+        self.serve_faults();
+        let eager = state.eager || watch::needs_all(self.capture.tracker);
+        if eager {
             pager.fill()?;
         }
+        if watch::needs_all(self.capture.tracker) {
+            // It counts from here.
+            self.take_written()?;
+        }
+        // The working set while the devices are loaded: whatever is in by then, nobody waits for. The rest later, for it would take the processors.
+        let fill = (!eager).then(|| pager.fill_behind(state.working_set, state.remember));
         if state.fresh_randomness {
             self.load_devices(state.devices)?;
         } else {
@@ -281,20 +381,21 @@ impl Machine {
         }
         let mut differing = self.take_written()?;
         if !state.fresh_randomness {
-            self.undo(&differing, state)?;
+            self.undo(&differing, state.store, &state.ram)?;
             differing.clear();
         }
-        if !state.eager {
-            pager.fill_behind();
-        }
         self.off.store(state.off, Ordering::Relaxed);
-        self.pager.set(pager).map_err(|_| corrupt("this machine already got a state"))?;
+        if let Some(go_on) = fill {
+            // It fails if reading ended early, which was told.
+            let _ = go_on.send(());
+        }
         Ok(differing)
     }
 
-    /// The socket that is QEMU's descriptor 0 is the way in for the migration stream.
+    /// The socket that the shim was given is the way in for the migration stream, too.
     fn load_devices(&self, devices: &[u8]) -> Result<()> {
-        self.monitor.run(&qmp::migrate_incoming { uri: Some("fd:0".into()), channels: None, exit_on_error: None })?;
+        let devices = &device_state::with_firmware(devices, &self.firmware());
+        self.monitor.run(&qmp::migrate_incoming { uri: Some(format!("fd:{STATE_IN}")), channels: None, exit_on_error: None })?;
         let broken = |_| self.monitor.gone("did not take the device state");
         self.child.channel.set_write_timeout(Some(PATIENCE)).map_err(broken)?;
         (&self.child.channel).write_all(devices).map_err(broken)?;
@@ -310,41 +411,41 @@ impl Machine {
     }
 
     /// Takes back what QEMU wrote into the guest's memory while it loaded: the VM generation id of this process.
-    fn undo(&self, written: &PageSet, state: &Restore<'_>) -> Result<()> {
+    fn undo(&self, written: &PageSet, store: &Store, root: &Root) -> Result<()> {
         for page in written {
             let mut content = [0; PAGE_SIZE];
-            if let Some(name) = state.store.lookup(&state.ram, page)? {
-                state.store.read_page(&name, &mut content)?;
+            if let Some(name) = store.lookup(root, page)? {
+                store.read_page(&name, &mut content)?;
             }
-            self.ram.write_at(u64::from(page) * PAGE_SIZE as u64, &content).map_err(self.ram_failed("writing"))?;
+            self.ram().write_at(u64::from(page) * PAGE_SIZE as u64, &content).map_err(self.memory.io("writing"))?;
         }
         Ok(())
     }
 
     /// How far a lazy restore is; none for a machine that booted.
     pub fn paging(&self) -> Option<Paging> {
-        self.pager.get().map(Pager::paging)
+        self.memory.pager.get().map(|pager| Paging { failure: self.memory.fate.failure(), ..pager.paging() })
     }
 
-    /// Brings in pages that a device backend is about to touch through its own mapping.
-    pub fn bring_in(&self, first: PageNumber, pages: u32) -> std::io::Result<()> {
-        self.pager.get().map_or(Ok(()), |pager| pager.bring_in(first, pages))
+    /// To be called before a device backend touches pages through its own mapping: brings them in, and has them copied for a checkpoint under way.
+    pub fn before_access(&self, first: PageNumber, pages: u32) -> std::io::Result<()> {
+        self.memory.before_access(first, pages)
     }
 
     /// Ends QEMU at once.
     pub fn kill(&self) {
         self.child.kill();
     }
-
-    fn ram_failed(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
-        let path = self.ram.path().to_owned();
-        move |source| Error::Io { what, path, source }
-    }
 }
 
 impl Drop for Machine {
     fn drop(&mut self) {
+        self.memory.fate.ending.store(true, Ordering::Release);
         self.child.kill();
+        self.faults.take();
+        if let Some(pager) = self.memory.pager.get() {
+            pager.join();
+        }
         self.place.remove();
     }
 }
@@ -354,13 +455,30 @@ pub fn qemu_program() -> String {
     env::var("FERMATA_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
 }
 
-fn spawn(config: &MachineConfig, id: &MachineId, place: &Place, start: Start) -> Result<Child> {
+fn spawn(config: &MachineConfig, id: &MachineId, place: &Place, start: Start, tracker: Choice) -> Result<Child> {
     let program = qemu_program();
     let log = File::create(place.log()).map_err(|source| Error::Io { what: "making", path: place.log(), source })?;
     let mut command = Command::new(&program);
     command.args(arguments(config, id, place, start)).env("LD_PRELOAD", place.shim());
+    if tracker == Choice::KvmLog {
+        command.env("FERMATA_MEMORY", place.ram());
+    }
     command.stdout(Stdio::null()).stderr(log);
     launch(command).map_err(|source| Error::NoQemu { machine: config.name.clone(), program, source })
+}
+
+/// Puts what QEMU says of a machine type that it does not have into words that help.
+fn too_new(error: Error, kind: &str) -> Error {
+    match error {
+        Error::Gone { machine, log, .. } if log.contains("unsupported machine type") => {
+            let program = qemu_program();
+            let message = format!(
+                "{program} has no machine type {kind}: a checkpoint of a newer QEMU needs one at least as new. Install it, or set FERMATA_QEMU to its path"
+            );
+            Error::Unsupported { machine, message }
+        }
+        error => error,
+    }
 }
 
 fn read_at_most(path: &std::path::Path, bytes: u64) -> std::io::Result<Vec<u8>> {
@@ -381,12 +499,12 @@ fn unsupported(machine: &str, what: &str) -> Error {
     Error::Unsupported { machine: machine.to_owned(), message: format!("this host lacks {what}; `fermata doctor` tells more") }
 }
 
-fn no_userfaultfd(machine: &str, place: &Place, child: &Child, error: &std::io::Error) -> Error {
+fn not_handed_over(machine: &str, place: &Place, child: &Child, what: &str, error: &std::io::Error) -> Error {
     match child.ended() {
         Some(status) => {
             let log = fs::read_to_string(place.log()).unwrap_or_default().lines().last().unwrap_or_default().to_owned();
             Error::Gone { machine: machine.to_owned(), how: format!("ended at once: {status}"), log }
         }
-        None => unsupported(machine, &format!("userfaultfd in QEMU ({error})")),
+        None => unsupported(machine, &format!("{what} in QEMU ({error})")),
     }
 }

@@ -1,6 +1,6 @@
 //! QMP: the conversation with one QEMU process.
 
-use crate::{Error, Result};
+use crate::{Error, Result, lines::Lines};
 use fermata_linux::{Child, clock::Stopwatch};
 use qapi::{Command, ExecuteError, Qmp, Stream};
 use std::{
@@ -14,8 +14,10 @@ use std::{
 
 /// A QEMU that is silent for this long is taken to hang.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// One answer or event. The longest that we ask for has some hundred bytes.
+const LINE_MAX: u64 = 16 << 20;
 
-type Connection = Qmp<Stream<BufReader<UnixStream>, BufWriter<UnixStream>>>;
+pub(crate) type Connection = Qmp<Stream<Lines<BufReader<UnixStream>>, BufWriter<UnixStream>>>;
 
 /// A QMP connection. One command at a time.
 pub(crate) struct Monitor {
@@ -94,10 +96,11 @@ impl Monitor {
     }
 }
 
-fn handshake(stream: UnixStream) -> Result<Connection, ExecuteError> {
+/// Begins a conversation.
+pub(crate) fn handshake(stream: UnixStream) -> Result<Connection, ExecuteError> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let mut connection = Qmp::new(Stream::new(BufReader::new(stream.try_clone()?), BufWriter::new(stream)));
+    let mut connection = Qmp::new(Stream::new(Lines::new(BufReader::new(stream.try_clone()?), LINE_MAX), BufWriter::new(stream)));
     // The greeting is read by a function that panics at the end of file.
     if connection.inner_mut().fill_buf()?.is_empty() {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());

@@ -1,32 +1,30 @@
 //! Lazy restore: the machine runs while its pages still lie in the store.
 //!
 //! The RAM file starts as one hole, registered with QEMU's userfaultfd. Three ways bring a page in, and the kernel lets exactly one of them win
-//! (`UFFDIO_COPY` refuses a page that is there): the guest touches it, a device backend is about to touch it, or the background reader gets to it, in the
-//! order in which pages lie in the store. Pages come in write-protected, so the tracker takes them for what they are: clean.
+//! (`UFFDIO_COPY` refuses a page that is there): the guest touches it, a device backend is about to touch it, or the background reader gets to it. That one
+//! begins with the working set, the pages that were touched first when the checkpoint was restored before, and goes on in the order in which pages lie in
+//! the store. Pages come in write-protected, so the tracker takes them for what they are: clean.
 
-use crate::{Error, Result};
-use fermata_linux::{Child, Fault, Installed, MemoryFile, Userfault};
+use crate::{Error, Result, faults::Memory};
+use fermata_linux::Installed;
 use fermata_store::Store;
-use fermata_types::{PAGE_SIZE, PageNumber, Root};
+use fermata_types::{PAGE_SIZE, PageNumber, PageSet, Root};
 use std::{
     io,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc,
     },
     thread::JoinHandle,
-    time::Duration,
 };
 
 /// Zero pages brought in at a time around one that was touched, as the kernel does for files ("fault-around").
 const ZERO_AROUND: u32 = 16;
 static ZEROS: [u8; ZERO_AROUND as usize * PAGE_SIZE] = [0; ZERO_AROUND as usize * PAGE_SIZE];
 
-/// How long the server of faults sleeps before it looks whether it should end.
-const PATIENCE: Duration = Duration::from_millis(50);
-
-/// `ESRCH`: what userfaultfd answers when the memory that it serves is no more.
-const NO_SUCH_PROCESS: i32 = 3;
+/// Pages remembered as touched, at most: 64 MiB of memory, and 64 KiB to keep.
+pub const WORKING_SET_MAX: usize = 16 * 1024;
 
 /// How far a lazy restore is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -44,62 +42,67 @@ pub struct Paging {
 }
 
 /// Serves the missing pages of one machine for as long as the machine lives.
-pub struct Pager {
+pub(crate) struct Pager {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    filler: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct Shared {
     store: Store,
     root: Root,
-    ram: Arc<MemoryFile>,
-    userfault: Arc<Userfault>,
-    /// Where QEMU has mapped the RAM.
-    base: u64,
-    child: Arc<Child>,
+    // The memory holds its pager.
+    memory: Weak<Memory>,
+    /// How often somebody waited for a page.
     touched: AtomicU64,
+    /// The first of these pages, in the order in which they were touched.
+    touched_first: Mutex<Vec<PageNumber>>,
     wanted: AtomicU64,
     restored: AtomicU64,
     complete: AtomicBool,
-    ending: AtomicBool,
-    failure: Mutex<Option<String>>,
 }
 
 impl Pager {
-    /// Starts serving faults.
-    pub(crate) fn start(store: Store, root: Root, ram: Arc<MemoryFile>, userfault: Arc<Userfault>, base: u64, child: Arc<Child>) -> Self {
-        let shared = Arc::new(Shared {
+    pub fn new(store: Store, root: Root, memory: &Arc<Memory>) -> Self {
+        let shared = Shared {
             store,
             root,
-            ram,
-            userfault,
-            base,
-            child,
+            memory: Arc::downgrade(memory),
             touched: AtomicU64::new(0),
+            touched_first: Mutex::default(),
             wanted: AtomicU64::new(0),
             restored: AtomicU64::new(0),
             complete: AtomicBool::new(false),
-            ending: AtomicBool::new(false),
-            failure: Mutex::new(None),
-        });
-        let server = shared.clone();
-        let threads = vec![std::thread::spawn(move || server.serve())];
-        Self { shared, threads }
+        };
+        Self { shared: Arc::new(shared), filler: Mutex::default() }
     }
 
-    /// Starts bringing in everything else behind the running guest.
-    pub(crate) fn fill_behind(&mut self) {
-        let filler = self.shared.clone();
-        self.threads.push(std::thread::spawn(move || {
-            if let Err(error) = filler.fill() {
+    /// Starts bringing in these pages, and once it is told to go on, all others. In the end it tells `remember` which pages somebody had to wait for.
+    ///
+    /// What is dropped without a word is taken for the end: nothing more is brought in.
+    pub fn fill_behind(&self, first: Vec<PageNumber>, remember: impl FnOnce(Vec<PageNumber>) + Send + 'static) -> mpsc::Sender<()> {
+        let (go_on, told) = mpsc::channel();
+        let shared = self.shared.clone();
+        let fill = move || {
+            shared.fill_first(first)?;
+            if told.recv().is_ok() {
+                shared.fill()?;
+                remember(shared.touched_first.lock().expect("nobody panics with the lock").clone());
+            }
+            Ok(())
+        };
+        let filler = std::thread::spawn(move || {
+            if let Err(error) = fill() {
+                let error: Error = error;
                 // The guest may never touch the page that cannot be read; if it does, the server of faults ends the machine.
                 tracing::warn!("restoring in the background ended early: {error}");
             }
-        }));
+        });
+        *self.filler.lock().expect("nobody panics with the lock") = Some(filler);
+        go_on
     }
 
     /// Brings in everything now.
-    pub(crate) fn fill(&self) -> Result<()> {
+    pub fn fill(&self) -> Result<()> {
         self.shared.fill()
     }
 
@@ -110,8 +113,24 @@ impl Pager {
         }
         (first..first.saturating_add(pages)).try_for_each(|page| {
             // A disk that cannot answer would leave the guest hanging without a word.
-            self.shared.bring_in(page).inspect_err(|error| self.shared.give_up(page.into(), error)).map_err(io::Error::other)
+            let failed = |error: &Error| {
+                if let Some(memory) = self.shared.memory.upgrade() {
+                    memory.fate.give_up(page.into(), error);
+                }
+            };
+            self.shared.bring_in(page).inspect_err(failed).map(drop).map_err(io::Error::other)
         })
+    }
+
+    /// Brings in a page that somebody waits for.
+    pub fn touched(&self, page: PageNumber) -> Result<()> {
+        self.shared.bring_in(page)?;
+        self.shared.touched.fetch_add(1, Ordering::Relaxed);
+        let mut first = self.shared.touched_first.lock().expect("nobody panics with the lock");
+        if first.len() < WORKING_SET_MAX {
+            first.push(page);
+        }
+        Ok(())
     }
 
     /// How far it is.
@@ -121,49 +140,23 @@ impl Pager {
             wanted: self.shared.wanted.load(Ordering::Relaxed),
             restored: self.shared.restored.load(Ordering::Relaxed),
             complete: self.shared.complete.load(Ordering::Acquire),
-            failure: self.shared.failure.lock().expect("nobody panics with the lock").clone(),
+            failure: None,
         }
     }
-}
 
-impl Drop for Pager {
-    fn drop(&mut self) {
-        self.shared.ending.store(true, Ordering::Release);
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
+    /// Waits for the background reader to see that the machine ends.
+    pub fn join(&self) {
+        let filler = self.filler.lock().expect("nobody panics with the lock").take();
+        if let Some(filler) = filler {
+            let _ = filler.join();
         }
     }
 }
 
 impl Shared {
-    fn serve(&self) {
-        let mut faults = Vec::new();
-        while !self.ending.load(Ordering::Acquire) {
-            faults.clear();
-            if let Err(source) = self.userfault.wait(&mut faults, PATIENCE) {
-                let error = Error::Io { what: "waiting for touches of", path: self.ram.path().to_owned(), source };
-                return self.give_up(0, &error);
-            }
-            for Fault { address } in &faults {
-                self.touched.fetch_add(1, Ordering::Relaxed);
-                let page = (address - self.base) / PAGE_SIZE as u64;
-                if let Err(error) = self.bring_in(page as PageNumber) {
-                    return self.give_up(page, &error);
-                }
-            }
-        }
-    }
-
-    /// The guest waits for a page that we cannot give it. It must not go on with a wrong one, and it cannot go on without.
-    fn give_up(&self, page: u64, error: &Error) {
-        // A process that is going away takes its memory along before it can be seen to have ended.
-        let memory_gone = matches!(error, Error::Io { source, .. } if source.raw_os_error() == Some(NO_SUCH_PROCESS));
-        if memory_gone || self.child.ended().is_some() || self.ending.load(Ordering::Acquire) {
-            return;
-        }
-        tracing::error!("page {page} cannot be restored, ending the machine: {error}");
-        *self.failure.lock().expect("nobody panics with the lock") = Some(format!("page {page} could not be restored: {error}"));
-        self.child.kill();
+    /// The memory, as long as its machine lives.
+    fn memory(&self) -> Option<Arc<Memory>> {
+        self.memory.upgrade().filter(|memory| !memory.fate.ending.load(Ordering::Acquire))
     }
 
     fn bring_in(&self, page: PageNumber) -> Result<()> {
@@ -199,9 +192,27 @@ impl Shared {
     }
 
     fn install(&self, page: PageNumber, content: &[u8]) -> Result<Installed> {
-        let address = self.base + u64::from(page) * PAGE_SIZE as u64;
-        let installed = self.userfault.install(address, content);
-        installed.map_err(|source| Error::Io { what: "installing a page of", path: self.ram.path().to_owned(), source })
+        // Of a machine that is gone nobody misses a page.
+        let Some(memory) = self.memory() else { return Ok(Installed::Already) };
+        let address = memory.range.start + u64::from(page) * PAGE_SIZE as u64;
+        memory.userfault.install(address, content).map_err(memory.io("installing a page of"))
+    }
+
+    /// The working set: pages in the order in which they were once touched.
+    fn fill_first(&self, pages: Vec<PageNumber>) -> Result<()> {
+        let mut wanted = Vec::with_capacity(pages.len());
+        let mut seen = PageSet::new();
+        for page in pages {
+            if u64::from(page) >= self.root.pages || !seen.insert(page) {
+                continue;
+            }
+            match self.store.lookup(&self.root, page)? {
+                Some(name) => wanted.push((page, name)),
+                None => _ = self.install(page, &ZEROS[..PAGE_SIZE])?,
+            }
+        }
+        self.read(wanted)?;
+        Ok(())
     }
 
     fn fill(&self) -> Result<()> {
@@ -211,17 +222,18 @@ impl Shared {
             Ok(())
         })?;
         self.wanted.store(wanted.len() as u64, Ordering::Relaxed);
+        let complete = self.read(wanted)?;
+        self.complete.store(complete, Ordering::Release);
+        Ok(())
+    }
+
+    /// False if the machine ended before all was read.
+    fn read(&self, wanted: Vec<(PageNumber, fermata_types::PageName)>) -> Result<bool> {
         let mut failed = None;
         self.store.read_pages(wanted, &mut |page, content| {
             failed = self.install_kept(page, content).err();
-            failed.is_none() && !self.ending.load(Ordering::Acquire)
+            failed.is_none() && self.memory().is_some()
         })?;
-        match failed {
-            Some(error) => Err(error),
-            None => {
-                self.complete.store(!self.ending.load(Ordering::Acquire), Ordering::Release);
-                Ok(())
-            }
-        }
+        failed.map_or_else(|| Ok(self.memory().is_some()), Err)
     }
 }

@@ -1,9 +1,10 @@
 //! A machine as a part of an experiment: its RAM and devices at one instant.
 //!
-//! Before the pause, pages written since the last checkpoint are copied while the guest runs ("pre-copy", Elnozahy 1992, section 2.1), many of them going
-//! straight to the store, and only those written again meanwhile are copied in the pause. So the pause holds: stop, scan, a few pages, device state, go on.
+//! By default pages written since the last checkpoint are copied before the pause, while the guest runs ("pre-copy", Elnozahy 1992, section 2.1), many of
+//! them going straight to the store, and only those written again meanwhile are copied in the pause. So the pause holds: stop, scan, a few pages, device
+//! state, go on. Other ways are in [`CaptureMode`].
 
-use crate::{Error, Machine, MachineConfig, Result, Status, device_state, staging::Staging};
+use crate::{CaptureMode, Error, Machine, MachineConfig, Result, Status, device_state, held::HeldPages, staging::Staging};
 use fermata_checkpoint::{Captured, Failure, Note, Outcome, Part, Saved};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::{Class, Writer};
@@ -15,6 +16,8 @@ use std::{collections::BTreeMap, sync::Arc};
 pub const RAM: &str = "ram";
 /// The blob of a machine's devices in its [`PartState`].
 pub const DEVICES: &str = "devices";
+/// The blob of a machine's firmware in its [`PartState`].
+pub const FIRMWARE: &str = "firmware";
 
 /// With more pages than this to copy, they go to the store ahead of the pause instead of into memory.
 const STAGED_PAGES_MAX: u64 = 16 * 1024;
@@ -24,6 +27,10 @@ const BATCH_PAGES: usize = 1024;
 const LEFT_PAGES: u64 = 128;
 /// Rounds of copying ahead, at most; a guest that writes faster than we copy is not chased for ever.
 const ROUNDS_MAX: usize = 6;
+/// A round is worth another one if it left less than this share of what the one before it left.
+const WORTH: f64 = 0.75;
+/// The pause may find this many times the pages of the last round, and still ask for no memory.
+const SURPRISE: usize = 2;
 
 /// What a checkpoint keeps of a machine besides its RAM and devices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -56,6 +63,8 @@ pub struct MachinePart {
     owed: PageSet,
     ahead: BTreeMap<PageNumber, (PageName, Class)>,
     staging: Staging,
+    /// The guest writes faster than pages can be copied ahead.
+    outrun: bool,
     /// All pages of the checkpoint under way.
     taken: PageSet,
     /// What the machine did before it was frozen.
@@ -76,6 +85,7 @@ impl MachinePart {
             owed,
             ahead: BTreeMap::new(),
             staging: Staging::default(),
+            outrun: false,
             taken: PageSet::new(),
             before: Status::Paused,
             notes: Vec::new(),
@@ -117,23 +127,42 @@ impl MachinePart {
         Ok(())
     }
 
-    fn prepare_rounds(&mut self, storage: &mut Writer) -> Result<()> {
+    /// Copies ahead while the guest runs, as long as each round leaves much less to the next.
+    fn copy_ahead(&mut self, storage: &mut Writer) -> Result<()> {
         let mut pages = std::mem::take(&mut self.owed);
-        self.taken |= &pages;
-        for _ in 0..ROUNDS_MAX {
+        let mut before = u64::MAX;
+        for round in 0..ROUNDS_MAX {
             pages |= self.written()?;
-            if pages.len() > STAGED_PAGES_MAX {
+            let left = pages.len();
+            let converges = (left as f64) < before as f64 * WORTH;
+            // What the store is too slow for, memory may be fast enough for.
+            if left > STAGED_PAGES_MAX && round == 0 {
                 self.send_ahead(&pages, storage)?;
             } else {
                 self.copy(&pages)?;
-                if pages.len() <= LEFT_PAGES {
-                    break;
-                }
+            }
+            before = left;
+            self.outrun = left > LEFT_PAGES && !converges;
+            if left <= LEFT_PAGES || self.outrun {
+                break;
             }
             pages.clear();
         }
-        self.staging.reserve(LEFT_PAGES as usize * 8);
+        self.staging.reserve((LEFT_PAGES as usize * 8).max(before as usize * SURPRISE));
         Ok(())
+    }
+
+    /// Leaves pages to be copied after the pause.
+    fn hold(&mut self, pages: PageSet) -> HeldPages {
+        // Copies made ahead are of no use: these pages were written again.
+        pages.iter().for_each(|page| self.staging.forget(page));
+        self.machine.hold_pages(pages)
+    }
+
+    /// Everything that the checkpoint has to take and has not copied yet. In the pause.
+    fn left(&mut self) -> Result<PageSet> {
+        let owed = std::mem::take(&mut self.owed);
+        Ok(self.written()? | owed)
     }
 
     fn timed<T>(&mut self, step: &'static str, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
@@ -158,7 +187,15 @@ impl Part<Writer> for MachinePart {
         self.ahead.clear();
         self.taken.clear();
         self.staging = Staging::default();
-        Ok(self.prepare_rounds(storage)?)
+        if self.machine.capture().full {
+            self.owed |= self.machine.populated()?;
+        }
+        self.taken |= &self.owed;
+        self.outrun = false;
+        if matches!(self.machine.capture().mode, CaptureMode::Auto | CaptureMode::Precopy) {
+            self.copy_ahead(storage)?;
+        }
+        Ok(())
     }
 
     fn freeze(&mut self) -> Result<(), Failure> {
@@ -178,12 +215,25 @@ impl Part<Writer> for MachinePart {
         let watch = Stopwatch::start();
         // QEMU writes the device state while we look after the pages. Saving devices does not write to guest memory, so neither waits for the other.
         let (devices, pages) = machine.device_state_beside(|| {
-            let pages = self.timed("scan", Self::written)?;
-            self.timed("copy", |part| part.copy(&pages))?;
-            Ok::<_, Error>(watch.elapsed())
+            // From the list of pages to their being held; somebody may be on the way through since before the machine stopped.
+            let _nobody_writes = machine.nobody_writes();
+            let pages = self.timed("scan", Self::left)?;
+            let held = match machine.capture().mode {
+                CaptureMode::Cow => true,
+                CaptureMode::Auto => self.outrun && machine.capture().can_hold(),
+                CaptureMode::Precopy | CaptureMode::Stop => false,
+            };
+            let held = if held {
+                Some(self.timed("hold", |part| Ok(part.hold(pages)))?)
+            } else {
+                self.timed("copy", |part| part.copy(&pages))?;
+                None
+            };
+            Ok::<_, Error>((held, watch.elapsed()))
         })?;
+        let (held, taken) = pages?;
         // What was left to wait for.
-        self.notes.push(Note { step: "devices", took: watch.elapsed().saturating_sub(pages?) });
+        self.notes.push(Note { step: "devices", took: watch.elapsed().saturating_sub(taken) });
         Ok(Box::new(CapturedMachine {
             config: self.config.clone(),
             id: self.id,
@@ -191,7 +241,9 @@ impl Part<Writer> for MachinePart {
             base: self.base,
             ahead: std::mem::take(&mut self.ahead),
             staging: std::mem::take(&mut self.staging),
+            held,
             devices,
+            firmware: machine.firmware(),
         }))
     }
 
@@ -226,7 +278,10 @@ struct CapturedMachine {
     base: Root,
     ahead: BTreeMap<PageNumber, (PageName, Class)>,
     staging: Staging,
+    /// Pages that are yet to be copied.
+    held: Option<HeldPages>,
     devices: Vec<u8>,
+    firmware: Arc<[u8]>,
 }
 
 impl Captured<Writer> for CapturedMachine {
@@ -234,18 +289,23 @@ impl Captured<Writer> for CapturedMachine {
         for (page, content) in self.staging.iter() {
             self.ahead.insert(page, storage.put_page(content)?);
         }
+        self.save_held(storage)?;
         let time_virtual = device_state::virtual_time(&self.devices, self.config.deterministic)
             .ok_or_else(|| self.corrupt("QEMU wrote a device state without a clock"))?;
         let changes: Vec<_> = self.ahead.iter().map(|(page, (name, _))| (*page, (*name != ZERO_PAGE).then_some(*name))).collect();
         let ram = storage.update_table(&self.base, &changes)?;
         let devices = storage.put_blob(&self.devices)?;
+        let mut blobs = BTreeMap::from([(DEVICES.to_owned(), devices)]);
+        if !self.firmware.is_empty() {
+            blobs.insert(FIRMWARE.to_owned(), storage.put_blob(&self.firmware)?);
+        }
         let pages = self.counts();
         let details = MachineDetails { id: self.id, time_virtual, off: self.off, config: self.config };
         let state = PartState {
             name: details.config.name.clone(),
             kind: PartKind::Machine,
             tables: BTreeMap::from([(RAM.to_owned(), ram)]),
-            blobs: BTreeMap::from([(DEVICES.to_owned(), devices)]),
+            blobs,
             details: serde_json::to_value(&details)?,
         };
         Ok(Saved { state, pages })
@@ -253,16 +313,20 @@ impl Captured<Writer> for CapturedMachine {
 }
 
 impl CapturedMachine {
-    fn counts(&self) -> PageCounts {
-        let mut counts = PageCounts::default();
-        for (_, class) in self.ahead.values() {
-            match class {
-                Class::Zero => counts.zero += 1,
-                Class::OnDisk => counts.on_disk += 1,
-                Class::Known => counts.known += 1,
-                Class::New => counts.new += 1,
+    fn save_held(&mut self, storage: &mut Writer) -> Result<()> {
+        let Some(held) = self.held.take() else { return Ok(()) };
+        let failed = |source| Error::Io { what: "copying pages of", path: self.config.name.clone().into(), source };
+        while let Some(batch) = held.next(BATCH_PAGES).map_err(failed)? {
+            for (page, content) in batch.iter() {
+                self.ahead.insert(page, storage.put_page(content)?);
             }
         }
+        Ok(())
+    }
+
+    fn counts(&self) -> PageCounts {
+        let mut counts = PageCounts::default();
+        self.ahead.values().for_each(|(_, class)| class.count_into(&mut counts));
         counts.unchanged = self.base.pages - counts.written();
         counts
     }

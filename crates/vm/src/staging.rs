@@ -12,7 +12,7 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// Makes room for this many pages now, so that no memory is asked for in the pause.
+    /// Makes room for this many more pages now, so that no memory is asked for in the pause.
     pub fn reserve(&mut self, pages: usize) {
         let used = self.bytes.len();
         // Writing is what makes the kernel give us the memory.
@@ -20,12 +20,16 @@ impl Staging {
         self.bytes.truncate(used);
     }
 
-    /// Copies pages as they are now, neighbours together.
+    /// Copies pages as they are now, neighbours together. A page that has a copy is copied over it.
     pub fn copy(&mut self, ram: &MemoryFile, pages: &PageSet) -> io::Result<()> {
         let mut pages = pages.iter().peekable();
         while let Some(first) = pages.next() {
+            if let Some(slot) = self.slots.get(&first) {
+                ram.read_at(u64::from(first) * PAGE_SIZE as u64, &mut self.bytes[*slot..slot + PAGE_SIZE])?;
+                continue;
+            }
             let mut count = 1;
-            while pages.next_if_eq(&(first + count)).is_some() {
+            while pages.next_if(|page| *page == first + count && !self.slots.contains_key(page)).is_some() {
                 count += 1;
             }
             let at = self.bytes.len();
@@ -39,6 +43,11 @@ impl Staging {
     /// Drops the copy of a page, for there is a newer one elsewhere.
     pub fn forget(&mut self, page: PageNumber) {
         self.slots.remove(&page);
+    }
+
+    /// Whether it holds no page.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
     }
 
     /// Every page, in order.

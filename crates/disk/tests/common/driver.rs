@@ -1,5 +1,7 @@
 //! A QEMU and a guest's driver in one, without either: speaks the vhost-user protocol to a server, and lays requests into a ring in a RAM file.
 
+#![allow(dead_code, reason = "each test file uses its own part")]
+
 use std::{
     fs::File,
     os::{fd::AsRawFd, unix::fs::FileExt},
@@ -17,9 +19,9 @@ pub const RING: u16 = 64;
 pub const RAM: u64 = 4 << 20;
 pub const HIGH: u64 = 4 << 30;
 const QEMU: u64 = 0x7000_0000_0000;
-const DESCRIPTORS: u64 = 0x1000;
-const AVAILABLE: u64 = 0x2000;
-const USED: u64 = 0x3000;
+pub const DESCRIPTORS: u64 = 0x1000;
+pub const AVAILABLE: u64 = 0x2000;
+pub const USED: u64 = 0x3000;
 /// Where requests keep header and status, and where their data may go.
 pub const HEADERS: u64 = 0x4000;
 pub const DATA: u64 = 0x10000;
@@ -74,6 +76,16 @@ impl Driver {
 
     /// What QEMU does at `cont`.
     pub fn start(&mut self, base: u16) {
+        self.try_start_at(base, [DESCRIPTORS, AVAILABLE, USED]).unwrap();
+    }
+
+    /// Stops the ring, and starts it with its descriptors, its available and its used ring in other places.
+    pub fn restart_at(&mut self, places: [u64; 3]) {
+        let base = self.stop();
+        self.try_start_at(base, places).unwrap();
+    }
+
+    pub fn try_start_at(&mut self, base: u16, [descriptors, available, used]: [u64; 3]) -> vhost::Result<()> {
         let region = |guest: u64, offset: u64| VhostUserMemoryRegionInfo {
             guest_phys_addr: guest,
             memory_size: RAM / 2,
@@ -81,22 +93,22 @@ impl Driver {
             mmap_offset: offset,
             mmap_handle: self.ram.as_raw_fd(),
         };
-        self.frontend.set_mem_table(&[region(0, 0), region(HIGH, RAM / 2)]).unwrap();
-        self.frontend.set_vring_num(0, RING).unwrap();
-        self.frontend.set_vring_base(0, base).unwrap();
+        self.frontend.set_mem_table(&[region(0, 0), region(HIGH, RAM / 2)])?;
+        self.frontend.set_vring_num(0, RING)?;
+        self.frontend.set_vring_base(0, base)?;
         let config = VringConfigData {
             queue_max_size: RING,
             queue_size: RING,
             flags: 0,
-            desc_table_addr: QEMU + DESCRIPTORS,
-            used_ring_addr: QEMU + USED,
-            avail_ring_addr: QEMU + AVAILABLE,
+            desc_table_addr: QEMU + descriptors,
+            used_ring_addr: QEMU + used,
+            avail_ring_addr: QEMU + available,
             log_addr: None,
         };
-        self.frontend.set_vring_addr(0, &config).unwrap();
-        self.frontend.set_vring_kick(0, &self.kick).unwrap();
-        self.frontend.set_vring_call(0, &self.call).unwrap();
-        self.frontend.set_vring_enable(0, true).unwrap();
+        self.frontend.set_vring_addr(0, &config)?;
+        self.frontend.set_vring_kick(0, &self.kick)?;
+        self.frontend.set_vring_call(0, &self.call)?;
+        self.frontend.set_vring_enable(0, true)
     }
 
     /// What QEMU does at `stop`.
@@ -113,6 +125,11 @@ impl Driver {
         self.start(0);
     }
 
+    /// Somebody else with his hands in the same memory.
+    pub fn scribbler(&self) -> Scribbler {
+        Scribbler { ram: self.ram.try_clone().unwrap() }
+    }
+
     pub fn write(&self, at: u64, bytes: &[u8]) {
         self.ram.write_all_at(bytes, file_offset(at)).unwrap();
     }
@@ -124,9 +141,7 @@ impl Driver {
     }
 
     pub fn put_descriptor(&self, table: u64, index: u16, descriptor: Descriptor) {
-        let Descriptor { at, len, flags, next } = descriptor;
-        let bytes = [&at.to_le_bytes()[..], &len.to_le_bytes(), &flags.to_le_bytes(), &next.to_le_bytes()].concat();
-        self.write(table + 16 * u64::from(index), &bytes);
+        self.scribbler().put_descriptor(table, index, descriptor);
     }
 
     pub fn put_chain(&self, chain: &[Descriptor]) {
@@ -192,5 +207,22 @@ impl Driver {
             .collect();
         self.put_chain(&chain);
         self.offer(0);
+    }
+}
+
+/// Writes into a guest's RAM.
+pub struct Scribbler {
+    ram: File,
+}
+
+impl Scribbler {
+    pub fn write(&self, at: u64, bytes: &[u8]) {
+        self.ram.write_all_at(bytes, file_offset(at)).unwrap();
+    }
+
+    pub fn put_descriptor(&self, table: u64, index: u16, descriptor: Descriptor) {
+        let Descriptor { at, len, flags, next } = descriptor;
+        let bytes = [&at.to_le_bytes()[..], &len.to_le_bytes(), &flags.to_le_bytes(), &next.to_le_bytes()].concat();
+        self.write(table + 16 * u64::from(index), &bytes);
     }
 }

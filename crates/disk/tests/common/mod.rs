@@ -82,7 +82,7 @@ impl Sink for &Memory {
         } else if self.on_disk.contains(&name) {
             Class::OnDisk
         } else if self.pages.lock().unwrap().insert(name, *block).is_some() {
-            Class::Known
+            Class::Known { distance: 1 }
         } else {
             Class::New
         };
