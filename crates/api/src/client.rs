@@ -3,8 +3,8 @@
 use crate::{
     service::{BODY_BYTES_MAX, EXEC_BODY_BYTES_MAX, Service},
     values::{
-        Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, GotoRequest, Problem,
-        Resumed, Run, RunRequest,
+        Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, GotoRequest, Metric,
+        Problem, Resumed, Run, RunRequest,
     },
 };
 use reqwest::blocking::RequestBuilder;
@@ -148,7 +148,8 @@ impl Service for Client {
         self.post("resume", &request)
     }
 
-    fn exec(&self, request: ExecRequest) -> Result<Executed, Problem> {
+    /// The keeper hears of it when this process ends, and waits no longer.
+    fn exec(&self, request: ExecRequest, _: &dyn Fn() -> bool) -> Result<Executed, Problem> {
         self.post_at_most("exec", &request, EXEC_BODY_BYTES_MAX)
     }
 
@@ -159,5 +160,9 @@ impl Service for Client {
     /// Nothing, if the keeper does not say.
     fn activity(&self) -> Activity {
         self.get("activity", ACTIVITY_TIME_MAX).unwrap_or_default()
+    }
+
+    fn metrics(&self) -> Result<Vec<Metric>, Problem> {
+        self.get("metrics", STATUS_TIME_MAX)
     }
 }

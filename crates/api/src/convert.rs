@@ -2,8 +2,9 @@
 
 use crate::values;
 use fermata_experiment::{Run, Status};
+use fermata_store::Cost;
 use fermata_timeline::{Change, Entry, Resumed};
-use fermata_types::CheckpointId;
+use fermata_types::{CheckpointId, PAGE_SIZE};
 use std::time::Duration;
 
 /// Stretches of differing pages that are listed; the rest is in the counts.
@@ -27,13 +28,29 @@ pub(crate) fn checkpoint(entry: Entry) -> values::Checkpoint {
         created_ns: record.created_ns,
         created: rfc3339(record.created_ns),
         time_virtual_ns: record.time_virtual_ns,
+        saved_bytes: saved_bytes(&record.cost),
         pause_ms: from_ns(record.cost.pause_ns),
         steps_ms: record.cost.steps_ns.into_iter().map(|(step, ns)| (step, from_ns(ns))).collect(),
         save_ms: from_ns(record.cost.save_ns),
         stored_bytes: record.cost.stored_bytes,
         pages: record.cost.pages,
+        pages_by_part: record.cost.parts,
+        background_ms: record.cost.background_ns.into_iter().map(|(step, ns)| (step, from_ns(ns))).collect(),
         parts: record.parts.into_iter().map(part).collect(),
         images: record.images,
+    }
+}
+
+fn saved_bytes(cost: &Cost) -> values::SavedBytes {
+    let bytes = |pages: u64| pages.saturating_mul(PAGE_SIZE as u64);
+    let pages = &cost.pages;
+    values::SavedBytes {
+        zero: bytes(pages.zero),
+        free: bytes(pages.free),
+        on_disk: bytes(pages.on_disk),
+        within: bytes(pages.within),
+        across: bytes(pages.known.saturating_sub(pages.within)),
+        compression: bytes(pages.new).saturating_sub(cost.stored_bytes),
     }
 }
 
@@ -75,6 +92,7 @@ pub(crate) fn run(run: &Run, quietly: bool) -> values::Run {
         Some(Status::Running) => (values::MachineState::Running, None),
         Some(Status::Paused) => (values::MachineState::Paused, None),
         Some(Status::Off) => (values::MachineState::Off, None),
+        Some(Status::Failed(why)) => (values::MachineState::Failed, Some(format!("QEMU stopped the guest, which cannot go on ({why})"))),
         Some(Status::Gone(why)) => (values::MachineState::Gone, Some(why)),
     };
     let config = machine.config();
@@ -88,6 +106,7 @@ pub(crate) fn run(run: &Run, quietly: bool) -> values::Run {
             id: standing.machine,
             state,
             reason,
+            starved: body.starved(),
             pid: machine.pid(),
             memory_bytes: config.memory,
             cpus: config.cpus,

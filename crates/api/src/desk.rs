@@ -2,11 +2,11 @@
 
 use crate::{
     convert::{self, problem},
-    paths,
+    metrics, paths,
     service::Service,
     values::{
         Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ExperimentState, ForkRequest,
-        GotoRequest, Problem, Resumed, Run, RunRequest,
+        GotoRequest, Metric, Problem, Resumed, Run, RunRequest,
     },
 };
 use fermata_experiment::Status;
@@ -88,7 +88,7 @@ impl Service for Desk {
         Ok(convert::run(&run, false))
     }
 
-    fn exec(&self, request: ExecRequest) -> Result<Executed, Problem> {
+    fn exec(&self, request: ExecRequest, wanted: &dyn Fn() -> bool) -> Result<Executed, Problem> {
         let (run, machine) = match request.machine.split_once(':') {
             Some((run, machine)) => (Some(run), machine),
             None => (None, request.machine.as_str()),
@@ -107,14 +107,14 @@ impl Service for Desk {
             return Err(Problem::new(format!("{name} is paused, and would never answer: `fermata resume {}` lets it go on", run.name())));
         }
         // Who waits for a machine that is taken to another checkpoint meanwhile goes with it.
-        while let Err(error) = body.machine().agent().reach(wait) {
+        while let Err(error) = body.machine().agent().reach(wait, wanted) {
             let now = run.body();
             if Arc::ptr_eq(&now, &body) {
                 return Err(problem(error));
             }
             body = now;
         }
-        let done = body.machine().agent().execute(&request.command, request.input.as_deref(), wait).map_err(problem)?;
+        let done = body.machine().agent().execute_while(&request.command, request.input.as_deref(), wait, wanted).map_err(problem)?;
         Ok(Executed {
             machine: format!("{}:{name}", run.name()),
             status: done.status,
@@ -137,5 +137,9 @@ impl Service for Desk {
     fn activity(&self) -> Activity {
         let activity = self.keeper.activity();
         Activity { what: activity.what, done: activity.progress.done, total: activity.progress.total, unit: "pages".to_owned() }
+    }
+
+    fn metrics(&self) -> Result<Vec<Metric>, Problem> {
+        Ok(metrics::of(&self.experiment(false), &self.keeper))
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     local, paths,
     server::Server,
     service::Service as _,
-    spec::Spec,
+    spec::{CaptureMode, CaptureOptions, Spec, TrackerChoice},
     values::{Activity, Ended, Experiment, ExperimentState, GotoRequest, Problem, Resumed},
 };
 use fermata_experiment::Host;
@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     env, fs,
     io::{self, BufRead, BufReader, Write},
+    net::SocketAddr,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -35,6 +36,9 @@ struct Will {
     store: PathBuf,
     /// Go to this checkpoint instead of booting.
     goto: Option<GotoRequest>,
+    /// Serve metrics there too.
+    #[serde(default)]
+    metrics: Option<SocketAddr>,
 }
 
 /// How long somebody may take to start a keeper.
@@ -57,14 +61,22 @@ pub struct UpRequest {
     pub spec: Spec,
     /// Milliseconds between checkpoints by the clock; none: as the specification says.
     pub every_ms: Option<u64>,
+    /// When a checkpoint copies memory; none: as the specification says.
+    pub capture: Option<CaptureMode>,
+    /// Who tells which pages were written; none: as the specification says.
+    pub tracker: Option<TrackerChoice>,
     /// The store.
     pub store: PathBuf,
+    /// A TCP port of this host for metrics, beside the keeper's socket.
+    pub metrics: Option<SocketAddr>,
 }
 
 impl UpRequest {
     fn will(self) -> Will {
         let every = self.every_ms.map(Duration::from_millis).or(self.spec.every);
-        Will { spec: Spec { every, ..self.spec }, store: self.store, goto: None }
+        let said = self.spec.capture;
+        let capture = CaptureOptions { mode: self.capture.unwrap_or(said.mode), tracker: self.tracker.unwrap_or(said.tracker), ..said };
+        Will { spec: Spec { every, capture, ..self.spec }, store: self.store, goto: None, metrics: self.metrics }
     }
 }
 
@@ -94,8 +106,15 @@ pub fn revive(store: &Path, experiment: Option<&str>, request: &GotoRequest, bus
     let spec = serde_json::from_value(record.spec)
         .map_err(|error| Problem::new(format!("checkpoint {} has a specification that cannot be read: {error}", id.short())))?;
     let goto = GotoRequest { to: id.to_string(), ..request.clone() };
-    let (_, resumed) = start(&Will { spec, store: store.to_owned(), goto: Some(goto) }, busy)?;
+    // Whoever watched it before watches on.
+    let metrics = left_will(&record.experiment).and_then(|will| will.metrics);
+    let (_, resumed) = start(&Will { spec, store: store.to_owned(), goto: Some(goto), metrics }, busy)?;
     resumed.ok_or_else(|| Problem::new("the keeper started and went nowhere; `fermata ls` shows what it does"))
+}
+
+/// What the keeper was started with that an experiment had last, if it died.
+fn left_will(experiment: &str) -> Option<Will> {
+    serde_json::from_slice(&fs::read(paths::will(&paths::run_dir(experiment))).ok()?).ok()
 }
 
 /// Held while somebody's keeper is being started, until that holds a lock of its own.
@@ -199,10 +218,10 @@ fn live(run_dir: &Path, born: &mut dyn FnMut(Birth)) -> Result<(), Problem> {
     })
     .map_err(|error| Problem::new(format!("cannot watch for signals: {error}")))?;
     let result = begin(run_dir, over);
-    let (_lock, keeper, server) = match result {
-        Ok((lock, keeper, server, birth)) => {
+    let (_lock, keeper, servers) = match result {
+        Ok((lock, keeper, servers, birth)) => {
             born(birth);
-            (lock, keeper, server)
+            (lock, keeper, servers)
         }
         Err(problem) => {
             born(Birth::Problem(problem.clone()));
@@ -212,7 +231,7 @@ fn live(run_dir: &Path, born: &mut dyn FnMut(Birth)) -> Result<(), Problem> {
     let _ = ended.recv();
     let _ = keeper.down(None);
     // The answer to the request that ended us still has to leave.
-    server.stop();
+    servers.into_iter().for_each(Server::stop);
     drop(keeper);
     clear(run_dir).map_err(|error| Problem::new(format!("cannot clear {}: {error}", run_dir.display())))
 }
@@ -228,17 +247,20 @@ fn take_lock(run_dir: &Path) -> io::Result<Option<FileLock>> {
     Ok(None)
 }
 
-type Begun = (FileLock, Arc<Keeper>, Server, Birth);
+type Begun = (FileLock, Arc<Keeper>, Vec<Server>, Birth);
 
 fn begin(run_dir: &Path, over: mpsc::Sender<()>) -> Result<Begun, Problem> {
     let read = |error: io::Error| Problem::new(format!("cannot keep {}: {error}", run_dir.display()));
     let lock = take_lock(run_dir).map_err(read)?.ok_or_else(|| Problem::new(format!("{} is kept already", run_dir.display())))?;
     let will: Will = serde_json::from_slice(&fs::read(paths::will(run_dir)).map_err(read)?).map_err(problem)?;
     let store = Store::open(&will.store).map_err(problem)?;
-    let host = Host::new(store, run_dir.to_owned()).map_err(problem)?;
+    let host = Host::new(store, run_dir.to_owned()).map_err(problem)?.capturing(will.spec.capture);
     let keeper = Keeper::new(host, will.spec);
     let desk = Arc::new(Desk::new(keeper.clone(), over));
-    let server = Server::start(&paths::socket(run_dir), desk.clone())?;
+    let mut servers = vec![Server::start(&paths::socket(run_dir), desk.clone())?];
+    if let Some(address) = will.metrics {
+        servers.push(Server::metrics(address, desk.clone())?);
+    }
     let resumed = match &will.goto {
         None => keeper.boot().map(|()| None),
         Some(goto) => keeper
@@ -258,7 +280,7 @@ fn begin(run_dir: &Path, over: mpsc::Sender<()>) -> Result<Begun, Problem> {
     };
     desk.leave_note();
     let birth = Birth::Ready { experiment: Box::new(desk.experiment(false)), resumed };
-    Ok((lock, keeper, server, birth))
+    Ok((lock, keeper, servers, birth))
 }
 
 /// Clears away what a dead keeper left in its run directory. Its checkpoints stay.
@@ -297,12 +319,18 @@ pub fn experiments(store: Option<&Path>) -> Result<Vec<Experiment>, Problem> {
 }
 
 fn experiment_in(run_dir: &Path) -> Option<Experiment> {
-    if is_alive(run_dir)
-        && let Ok(experiment) = client_at(run_dir).and_then(|client| client.status())
-    {
-        return Some(experiment);
+    let alive = is_alive(run_dir);
+    let answer = if alive { client_at(run_dir).and_then(|client| client.status()).map_err(Some) } else { Err(None) };
+    match answer {
+        Ok(experiment) => Some(experiment),
+        // It may just be leaving; then nobody holds the lock any more.
+        Err(Some(problem)) if is_alive(run_dir) => last_known(run_dir).map(|known| {
+            let trouble =
+                format!("its keeper lives and does not say what it does ({problem}); keeper.log in {} may tell more", run_dir.display());
+            Experiment { state: ExperimentState::Running, spare_ready: false, trouble: Some(trouble), ..known }
+        }),
+        Err(_) => last_known(run_dir).map(|known| Experiment { state: ExperimentState::Dead, spare_ready: false, ..known }),
     }
-    last_known(run_dir).map(|known| Experiment { state: ExperimentState::Dead, spare_ready: false, ..known })
 }
 
 fn last_known(run_dir: &Path) -> Option<Experiment> {

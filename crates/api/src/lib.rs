@@ -5,6 +5,8 @@
 //! - [`server`], [`client`]: the same over HTTP/1.1 on a Unix socket
 //! - [`local`]: what needs no keeper: the store's history, who keeps what on this host, and starting a keeper
 //! - [`paths`]: where things are on this host
+//! - [`metrics`]: figures for Prometheus
+//! - [`housekeeping`]: removing, collecting, verifying and counting what is in a store
 //! - [`doctor`]: what this host can and cannot do
 //! - [`spec`]: the specification of an experiment, handed through to the doors
 //!
@@ -14,8 +16,10 @@ pub mod client;
 mod convert;
 mod desk;
 pub mod doctor;
+pub mod housekeeping;
 mod keeping;
 pub mod local;
+pub mod metrics;
 pub mod paths;
 pub mod server;
 pub mod service;

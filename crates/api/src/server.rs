@@ -10,11 +10,14 @@
 //! | `POST /v1/exec` | `ExecRequest` | `Executed` |
 //! | `POST /v1/down` | `DownRequest` | `Ended` |
 //! | `GET /v1/activity` | | `Activity` |
+//! | `GET /v1/metrics` | | array of `Metric` |
+//! | `GET /metrics` | | the same in the text format of Prometheus |
 //!
 //! Anything but 200 comes with a [`Problem`]: 400 for a body that is no request, 404 and 405 for an unknown path or method, 413 for too long a body,
 //! 422 when the keeper could not do it, 500 when it is broken.
 
 use crate::{
+    metrics,
     service::{BODY_BYTES_MAX, EXEC_BODY_BYTES_MAX, Service},
     values::Problem,
 };
@@ -22,14 +25,17 @@ use axum::{
     Json, Router,
     body::Bytes,
     extract::{DefaultBodyLimit, State, rejection::BytesRejection},
-    http::StatusCode,
+    http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
+    serve::Listener,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
+    fmt::Debug,
     fs::{self, DirBuilder, Permissions},
     io,
+    net::{SocketAddr, TcpListener},
     os::unix::{
         fs::{DirBuilderExt, MetadataExt, PermissionsExt},
         net::{UnixListener, UnixStream},
@@ -49,7 +55,8 @@ type Shared = Arc<dyn Service>;
 /// A running server. Dropped, it stops.
 #[derive(Debug)]
 pub struct Server {
-    socket: PathBuf,
+    /// None: it listens on TCP.
+    socket: Option<PathBuf>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -59,27 +66,27 @@ impl Server {
     ///
     /// A socket that a dead server left is replaced; one on which somebody answers is a [`Problem`].
     pub fn start(socket: &Path, service: Shared) -> Result<Self, Problem> {
-        let failed = |what: &str, error: io::Error| Problem::new(format!("cannot serve on {}: {what}: {error}", socket.display()));
-        let listener = listen(socket).map_err(|error| failed("opening the socket", error))?;
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| failed("starting the server", error))?;
-        let listener = {
-            let _entered = runtime.enter();
-            tokio::net::UnixListener::from_std(listener).map_err(|error| failed("starting the server", error))?
-        };
-        let (stop, stopped) = oneshot::channel();
-        let run = move || {
-            runtime.block_on(serve(listener, router(service), stopped));
-            // A command in a guest may take for ever; nobody waits for its end any more.
-            runtime.shutdown_background();
-        };
-        let thread = std::thread::Builder::new().name("http".to_owned()).spawn(run).map_err(|error| failed("starting a thread", error))?;
-        Ok(Self { socket: socket.to_owned(), stop: Some(stop), thread: Some(thread) })
+        let failed = |error: io::Error| Problem::new(format!("cannot serve on {}: {error}", socket.display()));
+        let listener = listen(socket).map_err(failed)?;
+        let start = move || tokio::net::UnixListener::from_std(listener);
+        let (stop, thread) = run(start, router(service)).map_err(failed)?;
+        Ok(Self { socket: Some(socket.to_owned()), stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Where it listens.
-    pub fn socket(&self) -> &Path {
-        &self.socket
+    /// Serves `/metrics`, and nothing else, on a TCP port of this host alone: whoever can connect may read.
+    pub fn metrics(address: SocketAddr, service: Shared) -> Result<Self, Problem> {
+        if !address.ip().is_loopback() {
+            return Err(Problem::new(format!(
+                "metrics are served on this host alone, such as on 127.0.0.1:{}, and not on {address}: put a proxy before it that knows who may read",
+                address.port()
+            )));
+        }
+        let failed = |error: io::Error| Problem::new(format!("cannot serve metrics on {address}: {error}; --metrics names another port"));
+        let listener = TcpListener::bind(address).and_then(|listener| listener.set_nonblocking(true).map(|()| listener)).map_err(failed)?;
+        let start = move || tokio::net::TcpListener::from_std(listener);
+        let router = Router::new().route("/metrics", get(scrape)).with_state(service);
+        let (stop, thread) = run(start, router).map_err(failed)?;
+        Ok(Self { socket: None, stop: Some(stop), thread: Some(thread) })
     }
 
     /// Takes no more requests, lets the answers under way reach their clients, and ends. Waits at most five seconds for that.
@@ -89,7 +96,9 @@ impl Server {
 
     fn end(&mut self) {
         // Whoever comes from now on finds no socket, instead of one that nobody reads.
-        let _ = fs::remove_file(&self.socket);
+        if let Some(socket) = &self.socket {
+            let _ = fs::remove_file(socket);
+        }
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -101,6 +110,26 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// Serves from a thread of its own. What the listener becomes is made inside the runtime.
+fn run<L: Listener<Addr: Debug>>(
+    start: impl FnOnce() -> io::Result<L>,
+    router: Router,
+) -> io::Result<(oneshot::Sender<()>, JoinHandle<()>)> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let listener = {
+        let _entered = runtime.enter();
+        start()?
+    };
+    let (stop, stopped) = oneshot::channel();
+    let run = move || {
+        runtime.block_on(serve(listener, router, stopped));
+        // A command in a guest may take for ever; nobody waits for its end any more.
+        runtime.shutdown_background();
+    };
+    let thread = std::thread::Builder::new().name("http".to_owned()).spawn(run)?;
+    Ok((stop, thread))
 }
 
 fn listen(socket: &Path) -> io::Result<UnixListener> {
@@ -125,7 +154,7 @@ fn listen(socket: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-async fn serve(listener: tokio::net::UnixListener, router: Router, stopped: oneshot::Receiver<()>) {
+async fn serve<L: Listener<Addr: Debug>>(listener: L, router: Router, stopped: oneshot::Receiver<()>) {
     let (closing, closed) = oneshot::channel::<()>();
     let graceful = async move {
         let _ = stopped.await;
@@ -143,26 +172,35 @@ async fn serve(listener: tokio::net::UnixListener, router: Router, stopped: ones
 }
 
 fn router(service: Shared) -> Router {
-    let status = |State(service): State<Shared>| answer(service, |service| service.status());
-    let activity = |State(service): State<Shared>| answer(service, |service| Ok(service.activity()));
+    let status = |State(service): State<Shared>| answer(service, |service, _| service.status());
+    let activity = |State(service): State<Shared>| answer(service, |service, _| Ok(service.activity()));
+    let metrics = |State(service): State<Shared>| answer(service, |service, _| service.metrics());
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/activity", get(activity))
-        .route("/v1/checkpoint", handler(|service, request| service.checkpoint(request)))
-        .route("/v1/goto", handler(|service, request| service.goto(request)))
-        .route("/v1/fork", handler(|service, request| service.fork(request)))
-        .route("/v1/pause", handler(|service, request| service.pause(request)))
-        .route("/v1/resume", handler(|service, request| service.resume(request)))
-        .route("/v1/down", handler(|service, request| service.down(request)))
+        .route("/v1/metrics", get(metrics))
+        .route("/metrics", get(scrape))
+        .route("/v1/checkpoint", handler(|service, request, _| service.checkpoint(request)))
+        .route("/v1/goto", handler(|service, request, _| service.goto(request)))
+        .route("/v1/fork", handler(|service, request, _| service.fork(request)))
+        .route("/v1/pause", handler(|service, request, _| service.pause(request)))
+        .route("/v1/resume", handler(|service, request, _| service.resume(request)))
+        .route("/v1/down", handler(|service, request, _| service.down(request)))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-        .route("/v1/exec", handler(|service, request| service.exec(request)).layer(DefaultBodyLimit::max(EXEC_BODY_BYTES_MAX)))
+        .route(
+            "/v1/exec",
+            handler(|service, request, wanted| service.exec(request, wanted)).layer(DefaultBodyLimit::max(EXEC_BODY_BYTES_MAX)),
+        )
         .fallback(|| async { refuse(StatusCode::NOT_FOUND, "no such path; this keeper speaks /v1") })
         .method_not_allowed_fallback(|| async { refuse(StatusCode::METHOD_NOT_ALLOWED, "this path wants another method") })
         .with_state(service)
 }
 
+/// What a request asks for. It may ask whether the client still waits.
+type Work<Q, A> = fn(&dyn Service, Q, &dyn Fn() -> bool) -> Result<A, Problem>;
+
 /// Serves one kind of request.
-fn handler<Q, A>(work: fn(&dyn Service, Q) -> Result<A, Problem>) -> MethodRouter<Shared>
+fn handler<Q, A>(work: Work<Q, A>) -> MethodRouter<Shared>
 where
     Q: DeserializeOwned + Send + 'static,
     A: Serialize + Send + 'static,
@@ -173,21 +211,43 @@ where
             Err(rejected) => return refuse(rejected.status(), &rejected.body_text()),
         };
         match serde_json::from_slice(&body) {
-            Ok(request) => answer(service, move |service| work(service, request)).await,
+            Ok(request) => answer(service, move |service, wanted| work(service, request, wanted)).await,
             Err(error) => refuse(StatusCode::BAD_REQUEST, &format!("the body is not the request expected here: {error}")),
         }
     })
 }
 
-/// Runs the work, which blocks, on a thread for that.
 async fn answer<A: Serialize + Send + 'static>(
     service: Shared,
-    work: impl FnOnce(&dyn Service) -> Result<A, Problem> + Send + 'static,
+    work: impl FnOnce(&dyn Service, &dyn Fn() -> bool) -> Result<A, Problem> + Send + 'static,
 ) -> Response {
-    match tokio::task::spawn_blocking(move || work(&*service)).await {
-        Ok(Ok(answer)) => Json(answer).into_response(),
-        Ok(Err(problem)) => (StatusCode::UNPROCESSABLE_ENTITY, Json(problem)).into_response(),
-        Err(_) => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the keeper failed while it worked on this; its log tells more"),
+    match done(service, work).await {
+        Ok(answer) => Json(answer).into_response(),
+        Err(refusal) => refusal,
+    }
+}
+
+async fn scrape(State(service): State<Shared>) -> Response {
+    match done(service, |service, _| service.metrics()).await {
+        Ok(metrics) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::text(&metrics)).into_response(),
+        Err(refusal) => refusal,
+    }
+}
+
+/// Runs the work, which blocks, on a thread for that. It may ask whether the client still waits.
+async fn done<A: Send + 'static>(
+    service: Shared,
+    work: impl FnOnce(&dyn Service, &dyn Fn() -> bool) -> Result<A, Problem> + Send + 'static,
+) -> Result<A, Response> {
+    // When a client leaves, the server drops this future, and with it the token.
+    let token = Arc::new(());
+    let waiting = Arc::downgrade(&token);
+    let answer = tokio::task::spawn_blocking(move || work(&*service, &|| waiting.strong_count() > 0)).await;
+    drop(token);
+    match answer {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(problem)) => Err((StatusCode::UNPROCESSABLE_ENTITY, Json(problem)).into_response()),
+        Err(_) => Err(refuse(StatusCode::INTERNAL_SERVER_ERROR, "the keeper failed while it worked on this; its log tells more")),
     }
 }
 

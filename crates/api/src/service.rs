@@ -1,8 +1,8 @@
 //! What a keeper offers. The keeper implements it, the server carries it over a socket, and the client implements it again on the other side.
 
 use crate::values::{
-    Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, GotoRequest, Problem,
-    Resumed, Run, RunRequest,
+    Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, GotoRequest, Metric,
+    Problem, Resumed, Run, RunRequest,
 };
 
 /// Bytes that a command in a guest may be given on its standard input. As JSON they are up to four times as many.
@@ -33,14 +33,18 @@ pub trait Service: Send + Sync {
     /// Lets the machines of a run go on.
     fn resume(&self, request: RunRequest) -> Result<Run, Problem>;
 
-    /// Runs a command in a guest and waits for its end. A command that fails is no [`Problem`].
-    fn exec(&self, request: ExecRequest) -> Result<Executed, Problem>;
+    /// Runs a command in a guest and waits for its end, as long as somebody does: `wanted` is asked now and then. A command that fails is no
+    /// [`Problem`].
+    fn exec(&self, request: ExecRequest, wanted: &dyn Fn() -> bool) -> Result<Executed, Problem>;
 
     /// Ends a run, or the experiment and with it the keeper.
     fn down(&self, request: DownRequest) -> Result<Ended, Problem>;
 
     /// What it is busy with, for a progress bar.
     fn activity(&self) -> Activity;
+
+    /// Figures for monitoring.
+    fn metrics(&self) -> Result<Vec<Metric>, Problem>;
 }
 
 impl Problem {

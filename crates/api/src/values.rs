@@ -2,6 +2,10 @@
 //!
 //! Fields are added, never renamed or removed; units are in the names.
 
+pub use fermata_store::{
+    CollectOptions, Collected, Damage, MovedBranch, Remedy, Removed, RemovedCheckpoint, RemovedTag, Report as Verified, Stats, Touched,
+    VerifyOptions,
+};
 use fermata_types::{BlobName, CheckpointId, ImageId, MachineId, PageCounts, PartKind, Root};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::PathBuf};
@@ -39,10 +43,37 @@ pub struct Checkpoint {
     pub stored_bytes: u64,
     /// How its pages fell through the sieve.
     pub pages: PageCounts,
+    /// The same for each part by name: pages of RAM and blocks of disks apart.
+    #[serde(default)]
+    pub pages_by_part: BTreeMap<String, PageCounts>,
+    /// What the work before and behind the pause was spent on while the guests ran, by part and step.
+    #[serde(default)]
+    pub background_ms: BTreeMap<String, f64>,
+    /// Bytes of written pages that did not have to be stored, and why.
+    #[serde(default)]
+    pub saved_bytes: SavedBytes,
     /// What it consists of.
     pub parts: Vec<Part>,
     /// Golden images that it stands on.
     pub images: Vec<ImageId>,
+}
+
+/// Bytes of written pages that each sieve kept out of the store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SavedBytes {
+    /// Zero throughout.
+    pub zero: u64,
+    /// Free in the guest.
+    pub free: u64,
+    /// Equal to a block of a golden image.
+    pub on_disk: u64,
+    /// Put before in the same checkpoint.
+    pub within: u64,
+    /// Stored by an earlier checkpoint.
+    pub across: u64,
+    /// New, and compressed. What else the checkpoint stored (device state, nodes of page tables) is taken off.
+    pub compression: u64,
 }
 
 /// One part of a checkpoint.
@@ -159,7 +190,7 @@ pub struct Experiment {
     pub runs: Vec<Run>,
     /// Whether a spare process stands ready for the next `goto` or `fork`.
     pub spare_ready: bool,
-    /// Why the last checkpoint by the clock failed, if it did.
+    /// Why the last checkpoint by the clock failed, if it did; or that the keeper lives and does not answer.
     pub trouble: Option<String>,
 }
 
@@ -193,10 +224,13 @@ pub struct Machine {
     pub name: String,
     /// Which one it is; a fork gets another.
     pub id: MachineId,
-    /// `running`, `paused`, `off` (the guest powered off), `gone` (QEMU is).
+    /// `running`, `paused`, `off` (the guest powered off), `failed` (QEMU stopped the guest), `gone` (QEMU is).
     pub state: MachineState,
-    /// Why it is gone.
+    /// Why it failed or is gone.
     pub reason: Option<String>,
+    /// Its disks whose writes wait until the store's file system has space again.
+    #[serde(default)]
+    pub starved: Vec<String>,
     /// Process id of QEMU.
     pub pid: u32,
     /// RAM, bytes.
@@ -225,6 +259,8 @@ pub enum MachineState {
     Paused,
     /// The guest powered off.
     Off,
+    /// QEMU stopped the guest, since it cannot go on.
+    Failed,
     /// QEMU is gone.
     Gone,
 }
@@ -276,6 +312,44 @@ pub struct Activity {
     pub total: u64,
     /// `bytes`, `pages`, `steps`.
     pub unit: String,
+}
+
+/// A figure for monitoring, as Prometheus has them: <https://prometheus.io/docs/concepts/data_model/>.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Metric {
+    /// Its name, which ends with its unit: `fermata_pause_seconds`.
+    pub name: String,
+    /// What it counts.
+    pub kind: MetricKind,
+    /// What it means.
+    pub help: String,
+    /// Its values.
+    pub samples: Vec<Sample>,
+}
+
+/// What a metric counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MetricKind {
+    /// Rises until the keeper ends.
+    Counter,
+    /// Rises and falls.
+    Gauge,
+    /// Counts by class, with a sum.
+    Histogram,
+    /// A count and a sum.
+    Summary,
+}
+
+/// One value of a metric.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// The metric's name, for histograms and summaries with `_bucket`, `_sum` or `_count` behind it.
+    pub name: String,
+    /// What it is the value of.
+    pub labels: BTreeMap<String, String>,
+    /// The value.
+    pub value: f64,
 }
 
 /// How two checkpoints differ.
@@ -344,6 +418,8 @@ pub enum Verdict {
     Limited,
     /// Nothing works without it.
     Bad,
+    /// Not there, and nothing needs it.
+    Unneeded,
 }
 
 /// An error as it travels: what happened, to what, what to do next.

@@ -6,6 +6,7 @@ use fermata_api::{
     values::*,
 };
 use std::{
+    collections::BTreeMap,
     io::{Read, Write},
     os::unix::{fs::PermissionsExt, net::UnixStream},
     path::PathBuf,
@@ -58,6 +59,9 @@ impl Service for Pretender {
             save_ms: 0.0,
             stored_bytes: 0,
             pages: PageCounts::default(),
+            pages_by_part: Default::default(),
+            background_ms: Default::default(),
+            saved_bytes: Default::default(),
             parts: vec![],
             images: vec![],
         })
@@ -83,9 +87,12 @@ impl Service for Pretender {
         Err(Problem::new(format!("no run {:?} to resume", request.run)))
     }
 
-    fn exec(&self, request: ExecRequest) -> Result<Executed, Problem> {
+    fn exec(&self, request: ExecRequest, wanted: &dyn Fn() -> bool) -> Result<Executed, Problem> {
         self.busy.store(true, Ordering::SeqCst);
-        std::thread::sleep(Duration::from_millis(request.wait_ms));
+        let begun = Instant::now();
+        while wanted() && begun.elapsed() < Duration::from_millis(request.wait_ms) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         self.busy.store(false, Ordering::SeqCst);
         let input = request.input.unwrap_or_default();
         Ok(Executed {
@@ -107,6 +114,12 @@ impl Service for Pretender {
     fn activity(&self) -> Activity {
         let what = if self.busy.load(Ordering::SeqCst) { "working" } else { "" };
         Activity { what: what.into(), done: 1, total: 2, unit: "bytes".into() }
+    }
+
+    fn metrics(&self) -> Result<Vec<Metric>, Problem> {
+        let labels = BTreeMap::from([("experiment".to_owned(), "tryout".to_owned())]);
+        let sample = Sample { name: "fermata_runs".into(), labels, value: 1.0 };
+        Ok(vec![Metric { name: "fermata_runs".into(), kind: MetricKind::Gauge, help: "Runs.".into(), samples: vec![sample] }])
     }
 }
 
@@ -153,7 +166,7 @@ fn every_request_reaches_the_keeper_and_every_answer_the_client() {
     assert_eq!(client.goto(GotoRequest { to: "main~3".into(), ..Default::default() }).unwrap().branch, "main~3");
     assert_eq!(client.fork(ForkRequest { name: Some("what-if".into()), ..Default::default() }).unwrap().run, "what-if");
     let input = Some(vec![255; EXEC_INPUT_BYTES_MAX]);
-    let executed = client.exec(ExecRequest { command: vec!["wc".into(), "-c".into()], input, ..Default::default() }).unwrap();
+    let executed = client.exec(ExecRequest { command: vec!["wc".into(), "-c".into()], input, ..Default::default() }, &|| true).unwrap();
     assert_eq!((executed.status, executed.stdout.as_str(), executed.stderr.as_str()), (3, "8388608", "wc -c"));
     assert_eq!(client.activity().total, 2);
 }
@@ -202,13 +215,60 @@ fn what_is_no_request_is_refused() {
 fn it_answers_while_it_works() {
     let Setting { client, .. } = &setting();
     std::thread::scope(|scope| {
-        let work = scope.spawn(|| client.exec(ExecRequest { wait_ms: 700, ..Default::default() }));
+        let work = scope.spawn(|| client.exec(ExecRequest { wait_ms: 700, ..Default::default() }, &|| true));
         let begun = Instant::now();
         while client.activity().what != "working" {
             assert!(begun.elapsed() < Duration::from_secs(5));
         }
         assert!(work.join().unwrap().is_ok());
     });
+}
+
+#[test]
+fn nobody_works_for_a_client_that_left() {
+    let Setting { client, socket, .. } = &setting();
+    let mut leaving = UnixStream::connect(socket).unwrap();
+    let body = serde_json::to_string(&ExecRequest { wait_ms: 600_000, ..Default::default() }).unwrap();
+    write!(leaving, "POST /v1/exec HTTP/1.1\r\nHost: k\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let await_that = |what: &str| {
+        let begun = Instant::now();
+        while client.activity().what != what {
+            assert!(begun.elapsed() < Duration::from_secs(10), "waited for {what:?}");
+        }
+    };
+    await_that("working");
+    drop(leaving);
+    await_that("");
+}
+
+#[test]
+fn metrics_are_text_for_prometheus_and_values_for_others() {
+    let Setting { client, socket, .. } = &setting();
+    assert_eq!(client.metrics().unwrap()[0].samples[0].value, 1.0);
+    let (status, text) = raw(socket, b"GET /metrics HTTP/1.1\r\nHost: k\r\nConnection: close\r\n\r\n");
+    assert_eq!(status, 200);
+    assert_eq!(text, "# HELP fermata_runs Runs.\n# TYPE fermata_runs gauge\nfermata_runs{experiment=\"tryout\"} 1\n");
+}
+
+#[test]
+fn metrics_have_a_port_of_this_host_and_nothing_else_is_there() {
+    let pretender = || Arc::new(Pretender { ending: Mutex::new(mpsc::channel().0), busy: AtomicBool::new(false) });
+    let problem = Server::metrics("0.0.0.0:0".parse().unwrap(), pretender()).unwrap_err();
+    assert!(problem.message.contains("this host alone"), "{problem}");
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    assert!(Server::metrics(address, pretender()).unwrap_err().message.contains(&address.to_string()));
+    drop(free);
+    let _server = Server::metrics(address, pretender()).unwrap();
+    let get = |path: &str| {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: k\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    assert!(get("/metrics").contains("fermata_runs{experiment=\"tryout\"} 1\n"));
+    assert!(get("/v1/status").starts_with("HTTP/1.1 404"));
 }
 
 #[test]
@@ -230,7 +290,7 @@ fn the_answer_to_down_arrives_though_the_process_ends() {
 fn a_request_that_never_ends_does_not_keep_the_server_for_ever() {
     let mut setting = setting();
     let client = setting.client.clone();
-    let stuck = std::thread::spawn(move || client.exec(ExecRequest { wait_ms: 20_000, ..Default::default() }));
+    let stuck = std::thread::spawn(move || client.exec(ExecRequest { wait_ms: 20_000, ..Default::default() }, &|| true));
     while setting.client.activity().what != "working" {}
     let begun = Instant::now();
     setting.server.take().unwrap().stop();

@@ -8,19 +8,24 @@ mod doctor;
 mod down;
 mod exec;
 mod fork;
+mod gc;
 mod goto;
 mod keeper;
 mod log;
 mod ls;
+mod metrics;
 mod pause;
 mod rebuild;
 mod resume;
+mod rm;
 #[cfg(test)]
 pub mod samples;
 mod schema;
 mod show;
+mod stats;
 mod tag;
 mod up;
+mod verify;
 
 use crate::{
     args::Global,
@@ -35,6 +40,12 @@ pub struct Context {
 }
 
 impl Context {
+    /// The same, but about the experiment of this name, if there is one.
+    pub fn about(&self, experiment: Option<String>) -> Self {
+        let global = Global { experiment: experiment.or_else(|| self.global.experiment.clone()), ..self.global.clone() };
+        Self { global, out: self.out.clone() }
+    }
+
     /// The experiment that was named.
     pub fn experiment(&self) -> Option<&str> {
         self.global.experiment.as_deref().filter(|name| !name.is_empty())
@@ -59,7 +70,12 @@ pub enum Command {
     Resume(resume::Resume),
     Tag(tag::Tag),
     Ls(ls::Ls),
+    Stats(stats::Stats),
+    Metrics(metrics::Metrics),
     Down(down::Down),
+    Rm(rm::Rm),
+    Gc(gc::Gc),
+    Verify(verify::Verify),
     Rebuild(rebuild::Rebuild),
     Schema(schema::Schema),
     Doctor(doctor::Doctor),
@@ -84,7 +100,12 @@ impl Command {
             Self::Resume(command) => command.run(context),
             Self::Tag(command) => command.run(context),
             Self::Ls(command) => command.run(context),
+            Self::Stats(command) => command.run(context),
+            Self::Metrics(command) => command.run(context),
             Self::Down(command) => command.run(context),
+            Self::Rm(command) => command.run(context),
+            Self::Gc(command) => command.run(context),
+            Self::Verify(command) => command.run(context),
             Self::Rebuild(command) => command.run(context),
             Self::Schema(command) => command.run(context),
             Self::Doctor(command) => command.run(context),

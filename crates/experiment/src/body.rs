@@ -6,12 +6,12 @@ use crate::{
 };
 use fermata_disk::{DirtyPages, Disk, DiskOptions, DiskPart, Golden, MemoryWatch, Region, Server, ServerOptions};
 use fermata_linux::clock;
-use fermata_store::{Progress, Record, Store};
+use fermata_store::{Hold, Progress, Record, Store};
 use fermata_types::{ImageId, MachineId, PageNumber, PageSet, Root};
-use fermata_vm::{DEVICES, Machine, MachineDetails, MachinePart, OtherWriters, RAM, Restore, ram_pages};
+use fermata_vm::{DEVICES, FIRMWARE, Machine, MachineDetails, MachinePart, OtherWriters, RAM, Restore, ram_pages};
 use std::{
     io,
-    sync::{Arc, OnceLock, Weak},
+    sync::{Arc, OnceLock, Weak, atomic::Ordering},
 };
 
 use crate::coordinate::Parts;
@@ -28,6 +28,8 @@ pub struct Body {
     dirty: Arc<DirtyPages>,
     images: Vec<Arc<Golden>>,
     plan: Plan,
+    /// The checkpoint that it was restored from: its pages and blocks are read when they are touched, for as long as this lives.
+    held: OnceLock<Hold>,
 }
 
 /// What a body was built after, to build another one like it.
@@ -47,19 +49,22 @@ pub(crate) struct Return<'a> {
     pub record: &'a Record,
     pub eager: bool,
     pub fresh_randomness: bool,
+    pub working_set: Vec<PageNumber>,
+    pub remember: Box<dyn FnOnce(Vec<PageNumber>) + Send>,
 }
 
 impl Body {
     /// A machine that is about to boot, and its parts.
     pub(crate) fn boot(host: &Host, plan: &Plan, progress: &mut dyn FnMut(&str, Progress)) -> Result<(Self, Parts)> {
-        let (body, loaded) = Self::build(host, plan, progress, Machine::boot)?;
+        let (body, loaded) = Self::build(host, plan, progress, |config, place| Machine::boot(config, place, host.capture()))?;
         let parts = body.parts(body.machine.id(), Root::empty(ram_pages(&plan.machine)), loaded)?;
         Ok((body, parts))
     }
 
     /// A machine that waits for a state.
     pub(crate) fn spare(host: &Host, plan: &Plan, progress: &mut dyn FnMut(&str, Progress)) -> Result<Self> {
-        let (body, _) = Self::build(host, plan, progress, |config, place| Ok((Machine::spare(config, place)?, PageSet::new())))?;
+        let (body, _) =
+            Self::build(host, plan, progress, |config, place| Ok((Machine::spare(config, place, host.capture())?, PageSet::new())))?;
         Ok(body)
     }
 
@@ -96,7 +101,12 @@ impl Body {
         let (machine, loaded) = start(plan.machine.clone(), place)?;
         let machine = Arc::new(machine);
         let _ = memory.0.set(Arc::downgrade(&machine));
-        Ok((Self { machine, disks, dirty, images, plan: plan.clone() }, loaded))
+        Ok((Self { machine, disks, dirty, images, plan: plan.clone(), held: OnceLock::new() }, loaded))
+    }
+
+    /// Keeps the checkpoint that it is about to be restored from in the store.
+    pub(crate) fn keep(&self, hold: Hold) {
+        self.held.set(hold).expect("a body is restored once");
     }
 
     /// What it was built after.
@@ -120,16 +130,22 @@ impl Body {
         self.disks.iter().map(|disk| &disk.disk)
     }
 
+    /// Disks whose writes wait, since the store's file system is full.
+    pub fn starved(&self) -> Vec<String> {
+        let starved = self.disks.iter().filter(|disk| disk.server.counters().starved.load(Ordering::Relaxed));
+        starved.map(|disk| disk.name.clone()).collect()
+    }
+
     /// Golden images that the disks stand on.
     pub(crate) fn images(&self) -> Vec<ImageId> {
         self.images.iter().map(|image| image.id()).collect()
     }
 
     /// Puts a checkpoint into a spare body. The machine is left paused. Returns the parts, and who the machine is now.
-    pub(crate) fn restore(&self, state: &Return<'_>) -> Result<(Parts, MachineDetails)> {
+    pub(crate) fn restore(&self, state: Return<'_>) -> Result<(Parts, MachineDetails)> {
         let bad = |what: &str| Error::BadRecord { id: state.id.to_owned(), what: what.to_owned() };
         let mut details = details(state.record, state.id)?;
-        self.check_images(state)?;
+        self.check_images(&state)?;
         for disk in &self.disks {
             let part =
                 state.record.parts.iter().find(|part| part.name == disk.name).ok_or_else(|| bad(&format!("{} is not in it", disk.name)))?;
@@ -140,6 +156,10 @@ impl Body {
             state.record.parts.iter().find(|part| part.name == details.config.name).ok_or_else(|| bad("its machine is not in it"))?;
         let ram = *machine.tables.get(RAM).ok_or_else(|| bad("its machine has no RAM"))?;
         let devices = state.store.read_blob(machine.blobs.get(DEVICES).ok_or_else(|| bad("its machine has no devices"))?)?;
+        // Not in checkpoints of before it was kept.
+        if let Some(firmware) = machine.blobs.get(FIRMWARE) {
+            self.machine.set_firmware(state.store.read_blob(firmware)?);
+        }
         let restore = Restore {
             store: state.store,
             ram,
@@ -147,8 +167,10 @@ impl Body {
             eager: state.eager,
             off: details.off,
             fresh_randomness: state.fresh_randomness,
+            working_set: state.working_set,
+            remember: state.remember,
         };
-        let owed = self.machine.restore(&restore)?;
+        let owed = self.machine.restore(restore)?;
         if state.fresh_randomness {
             details.id = self.machine.id();
         }
@@ -190,7 +212,7 @@ impl OtherWriters for Backends {
     }
 }
 
-/// Lets a disk's server touch guest memory that is not yet restored.
+/// Lets a disk's server touch guest memory that is not yet restored, or that a checkpoint has yet to copy.
 #[derive(Default)]
 struct GuestMemory(OnceLock<Weak<Machine>>);
 
@@ -199,7 +221,7 @@ impl MemoryWatch for GuestMemory {
 
     fn before_access(&self, first: PageNumber, pages: u32) -> io::Result<()> {
         match self.0.get().and_then(Weak::upgrade) {
-            Some(machine) => machine.bring_in(first, pages),
+            Some(machine) => machine.before_access(first, pages),
             None => Ok(()),
         }
     }

@@ -35,12 +35,18 @@ pub(crate) struct Tentative {
     pub pause: Duration,
     /// What it was spent on: part and step.
     pub steps: BTreeMap<String, Duration>,
+    /// How long each part prepared.
+    prepared: BTreeMap<String, Duration>,
 }
 
 /// What became of all parts.
 pub(crate) struct SavedParts {
     pub saved: Vec<Saved>,
     pub pages: PageCounts,
+    /// The same for each part.
+    pub parts: BTreeMap<String, PageCounts>,
+    /// Steps of the work before and behind the pause: part and step.
+    pub background: BTreeMap<String, Duration>,
     pub writer: Writer,
 }
 
@@ -51,10 +57,16 @@ pub(crate) fn take(parts: &mut Parts, mut writer: Writer, frozen: &mut dyn FnMut
     let mut failure = None;
     let mut watch = None;
     let mut pause = Duration::ZERO;
+    let mut prepared = BTreeMap::new();
     loop {
         let step = protocol.step().expect("a checkpoint is saved or settled before it is over");
         let result = match &step {
-            Step::Prepare(of) => each(parts, of, "prepare", |part| part.prepare(&mut writer)),
+            Step::Prepare(of) => each(parts, of, "prepare", |part| {
+                let watch = Stopwatch::start();
+                let result = part.prepare(&mut writer);
+                prepared.insert(format!("{} prepare", part.name()), watch.elapsed());
+                result
+            }),
             Step::Freeze(of) => {
                 watch.get_or_insert_with(Stopwatch::start);
                 each(parts, of, "freeze", |part| part.freeze())
@@ -89,7 +101,7 @@ pub(crate) fn take(parts: &mut Parts, mut writer: Writer, frozen: &mut dyn FnMut
     let steps =
         parts.iter().flat_map(|part| part.notes().into_iter().map(|note| (format!("{} {}", part.name(), note.step), note.took))).collect();
     let names = parts.iter().map(|part| part.name().to_owned()).collect();
-    Ok(Tentative { protocol, names, captured, writer, pause, steps })
+    Ok(Tentative { protocol, names, captured, writer, pause, steps, prepared })
 }
 
 /// Runs one phase of some parts. All of them are tried even if one fails: what can be thawed is.
@@ -115,12 +127,17 @@ impl Tentative {
         debug_assert!(matches!(self.protocol.step(), Some(Step::Save(_))) && !self.protocol.failed());
         let mut saved = Vec::new();
         let mut pages = PageCounts::default();
+        let mut parts = BTreeMap::new();
+        let mut background = self.prepared;
         for (name, captured) in self.names.into_iter().zip(self.captured) {
-            let part = captured.save(&mut self.writer).map_err(|cause| PartFailure { part: name, phase: "save", cause })?;
+            let watch = Stopwatch::start();
+            let part = captured.save(&mut self.writer).map_err(|cause| PartFailure { part: name.clone(), phase: "save", cause })?;
+            background.insert(format!("{name} save"), watch.elapsed());
             pages += part.pages;
+            parts.insert(name, part.pages);
             saved.push(part);
         }
-        Ok(SavedParts { saved, pages, writer: self.writer })
+        Ok(SavedParts { saved, pages, parts, background, writer: self.writer })
     }
 }
 

@@ -7,7 +7,8 @@ use crate::{
 use fermata_disk::Golden;
 use fermata_linux::memory_file;
 use fermata_store::{Progress, Store};
-use fermata_vm::Place;
+use fermata_types::{CheckpointId, PageNumber, PageSet};
+use fermata_vm::{CaptureOptions, Place, WORKING_SET_MAX};
 use std::{
     fs,
     os::unix::fs::{DirBuilderExt, MetadataExt},
@@ -24,6 +25,8 @@ const SPARE_ROOM_DIVISOR: u64 = 16;
 const SOCKET_PATH_MAX: usize = 107;
 const SOCKET_NAME_MAX: usize = 48;
 const MIB: u64 = 1 << 20;
+/// The hint of a checkpoint that holds page numbers, 4 bytes each, little-endian.
+const WORKING_SET: &str = "working-set";
 
 /// The place of one experiment on this host.
 pub struct Host {
@@ -31,6 +34,9 @@ pub struct Host {
     run_dir: PathBuf,
     images: Mutex<Vec<Arc<Golden>>>,
     bodies: AtomicU64,
+    capture: CaptureOptions,
+    /// Pages that were touched first after the last restore: a good guess for a checkpoint that was never restored.
+    working_set: Mutex<Vec<PageNumber>>,
 }
 
 impl Host {
@@ -52,10 +58,49 @@ impl Host {
         if !tmpfs {
             return Err(Error::NotTmpfs { directory: run_dir });
         }
-        let host = Self { store, run_dir, images: Mutex::default(), bodies: AtomicU64::new(0) };
+        let host = Self {
+            store,
+            run_dir,
+            images: Mutex::default(),
+            bodies: AtomicU64::new(0),
+            capture: CaptureOptions::default(),
+            working_set: Mutex::default(),
+        };
         // What a keeper that was killed left behind.
         let _ = fs::remove_dir_all(host.logs());
         Ok(host)
+    }
+
+    /// Watches and captures the memory of its machines in this way.
+    pub fn capturing(self, capture: CaptureOptions) -> Self {
+        Self { capture, ..self }
+    }
+
+    /// How the memory of its machines is watched and captured.
+    pub(crate) fn capture(&self) -> CaptureOptions {
+        self.capture
+    }
+
+    /// Pages that were touched first when this checkpoint was restored before, or else when another one was.
+    pub(crate) fn working_set(&self, id: &CheckpointId) -> Vec<PageNumber> {
+        match self.store.hint(id, WORKING_SET) {
+            Ok(Some(bytes)) => bytes
+                .chunks_exact(size_of::<PageNumber>())
+                .map(|page| PageNumber::from_le_bytes(page.try_into().expect("four bytes")))
+                .collect(),
+            _ => self.working_set.lock().expect("nobody panics with the lock").clone(),
+        }
+    }
+
+    /// Remembers which pages were touched first: what was known, and what came to it.
+    pub(crate) fn remember_working_set(&self, id: &CheckpointId, known: Vec<PageNumber>, touched: Vec<PageNumber>) {
+        let mut seen = PageSet::new();
+        let pages: Vec<_> = known.into_iter().chain(touched).filter(|page| seen.insert(*page)).take(WORKING_SET_MAX).collect();
+        let bytes: Vec<u8> = pages.iter().flat_map(|page| page.to_le_bytes()).collect();
+        if let Err(error) = self.store.set_hint(id, WORKING_SET, &bytes) {
+            tracing::info!("the working set of {} is not kept: {error}", id.short());
+        }
+        *self.working_set.lock().expect("nobody panics with the lock") = pages;
     }
 
     /// Where what the guests print goes: to a disk, since it must not take the room of their memory.

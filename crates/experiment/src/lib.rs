@@ -5,6 +5,7 @@
 //! - [`host`]: store, run directory and golden images on this host
 //! - [`body`]: one QEMU process with the servers of its disks
 //! - `coordinate`: one checkpoint over all parts
+//! - `fuzzing`: what fuzzers call, only with that feature
 //! - [`run`]: a live execution that grows a branch, and journeys to checkpoints
 //!
 //! It knows no tree of checkpoints, no keeper and no command line. The parts do not know each other: what one has to tell another goes through here.
@@ -12,6 +13,9 @@
 pub mod body;
 mod coordinate;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod host;
 mod plan;
 pub mod run;
@@ -20,7 +24,7 @@ pub mod spec;
 pub use body::{Blueprint, Body};
 pub use coordinate::PartFailure;
 pub use error::{Error, Result};
-pub use fermata_vm::{Accel, Execution, Machine, Paging, Status};
+pub use fermata_vm::{Accel, Execution, Machine, Paging, Status, TrackerStanding};
 pub use host::Host;
 pub use run::{Arrival, Journey, Run, Standing, fits, spare, spare_like, travel};
 pub use spec::Spec;

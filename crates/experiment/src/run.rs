@@ -8,10 +8,11 @@ use crate::{
     spec::Spec,
 };
 use fermata_linux::clock::{Stopwatch, wall_ns};
-use fermata_store::{Cost, Progress, Record};
+use fermata_store::{Cost, Hold, Progress, Record};
 use fermata_types::{CheckpointId, MachineId, VirtualTime};
 use fermata_vm::Status;
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -32,13 +33,16 @@ struct State {
     /// Locked apart from the rest, for as long as a checkpoint prepares and pauses: nobody who asks how the run is shall wait for that.
     parts: Arc<Mutex<Parts>>,
     standing: Standing,
+    /// Keeps the checkpoint that the run stands on in the store, for the next one is made upon it: what did not change is not saved again. None
+    /// before the first; then the body holds what it was restored from.
+    hold: Option<Arc<Hold>>,
     /// The branch that a checkpoint under way will move.
     moving: Option<String>,
 }
 
 impl State {
     fn new(body: Body, parts: Parts, standing: Standing) -> Self {
-        Self { body: Arc::new(body), parts: Arc::new(Mutex::new(parts)), standing, moving: None }
+        Self { body: Arc::new(body), parts: Arc::new(Mutex::new(parts)), standing, hold: None, moving: None }
     }
 }
 
@@ -129,10 +133,10 @@ impl Run {
     /// The same, for tests and diagnosis: `frozen` may look at the body while it stands still, and makes the pause longer by what it takes.
     pub fn checkpoint_observed(&self, message: Option<String>, frozen: &mut dyn FnMut(&Body)) -> Result<(CheckpointId, Record)> {
         let _one_at_a_time = self.checkpointing.lock().expect("nobody panics with the lock");
-        let (parts, standing, body) = {
+        let (parts, standing, body, _upon) = {
             let mut state = self.state();
             state.moving = Some(state.standing.branch.clone());
-            (state.parts.clone(), state.standing.clone(), state.body.clone())
+            (state.parts.clone(), state.standing.clone(), state.body.clone(), state.hold.clone())
         };
         let result = self.take_and_save(&parts, standing, &body, message, frozen);
         let mut state = self.state();
@@ -141,9 +145,11 @@ impl Run {
         match result {
             // What failed was a body that had been left; whatever it says is of no use to anybody.
             Err(_) if moved => Err(Error::Left { run: self.name.clone() }),
-            Ok((id, record)) => {
+            Ok((hold, record)) => {
+                let id = hold.id();
                 if !moved {
                     state.standing.head = Some(id);
+                    state.hold = Some(Arc::new(hold));
                 }
                 Ok((id, record))
             }
@@ -158,7 +164,7 @@ impl Run {
         body: &Body,
         message: Option<String>,
         frozen: &mut dyn FnMut(&Body),
-    ) -> Result<(CheckpointId, Record)> {
+    ) -> Result<(Hold, Record)> {
         if let Status::Gone(why) = body.machine().status() {
             return Err(Error::Refused(format!(
                 "there is nothing to take a checkpoint of, for the machine is gone ({why}): `fermata goto ID` brings it back"
@@ -183,18 +189,20 @@ impl Run {
                 images: body.images(),
                 cost: Cost {
                     pause_ns: nanoseconds(pause),
-                    steps_ns: steps.into_iter().map(|(step, took)| (step, nanoseconds(took))).collect(),
+                    steps_ns: all_nanoseconds(steps),
                     save_ns: nanoseconds(watch.elapsed()),
                     stored_bytes: done.writer.stored_bytes()?,
                     pages: done.pages,
+                    parts: done.parts,
+                    background_ns: all_nanoseconds(done.background),
                 },
             };
             record.time_virtual_ns = details(&record, "being made")?.time_virtual.ns;
-            let id = done.writer.commit(&record)?;
-            Ok((id, record, done.saved))
+            let hold = done.writer.commit_held(&record)?;
+            Ok((hold, record, done.saved))
         });
         coordinate::settle(&mut lock(), result.as_ref().ok().map(|(_, _, saved)| saved.as_slice()));
-        result.map(|(id, record, _)| (id, record))
+        result.map(|(hold, record, _)| (hold, record))
     }
 
     /// Stops the machine. A checkpoint that is about to stop it too is waited for: it would let it go on.
@@ -249,14 +257,32 @@ pub fn fits(body: &Body, id: &CheckpointId, record: &Record) -> bool {
 }
 
 /// Puts a checkpoint into a spare body and lets it run. The run that it begins or joins will grow `branch`.
-pub fn travel(host: &Host, spare: Body, id: &CheckpointId, record: &Record, branch: &str, how: Journey) -> Result<Arrival> {
-    let state = Return { store: host.store(), id: &id.short(), record, eager: how.eager, fresh_randomness: how.fresh_randomness };
-    let (parts, details) = spare.restore(&state)?;
+pub fn travel(host: &Arc<Host>, spare: Body, id: &CheckpointId, record: &Record, branch: &str, how: Journey) -> Result<Arrival> {
+    spare.keep(host.store().hold(id)?);
+    let known = host.working_set(id);
+    let remember = {
+        let (host, id, known) = (host.clone(), *id, known.clone());
+        move |touched| host.remember_working_set(&id, known, touched)
+    };
+    let state = Return {
+        store: host.store(),
+        id: &id.short(),
+        record,
+        eager: how.eager,
+        fresh_randomness: how.fresh_randomness,
+        working_set: known,
+        remember: Box::new(remember),
+    };
+    let (parts, details) = spare.restore(state)?;
     if !how.paused && !details.off {
         spare.machine().run()?;
     }
     let standing = Standing { branch: branch.to_owned(), head: Some(*id), machine: details.id };
     Ok(Arrival { body: spare, parts, standing, time_virtual: details.time_virtual })
+}
+
+fn all_nanoseconds(steps: BTreeMap<String, Duration>) -> BTreeMap<String, u64> {
+    steps.into_iter().map(|(step, took)| (step, nanoseconds(took))).collect()
 }
 
 fn nanoseconds(duration: Duration) -> u64 {

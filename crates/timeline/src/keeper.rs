@@ -1,14 +1,19 @@
 //! The keeper of one experiment on this host: its runs, the spare process that stands ready, the checkpoints by the clock.
 
-use crate::{Error, Result, spares::Spares};
+use crate::{
+    Error, Result,
+    spares::Spares,
+    tally::{Kind, Tally},
+};
 use fermata_experiment::{Arrival, Host, Journey, Run, Spec, Status, fits, spare, travel};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::{Progress, Record};
 use fermata_types::{CheckpointId, VirtualTime};
 use std::{
     collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::JoinHandle,
@@ -64,6 +69,7 @@ pub struct Keeper {
     runs: Mutex<BTreeMap<String, Arc<Run>>>,
     spares: Arc<Spares>,
     activity: Mutex<Activity>,
+    tally: Mutex<Tally>,
     trouble: Mutex<Option<String>>,
     clock: Mutex<Option<JoinHandle<()>>>,
     ending: Arc<(Mutex<bool>, Condvar)>,
@@ -85,6 +91,7 @@ impl Keeper {
             spec,
             runs: Mutex::default(),
             activity: Mutex::default(),
+            tally: Mutex::default(),
             trouble: Mutex::default(),
             clock: Mutex::default(),
             ending: Arc::default(),
@@ -106,6 +113,10 @@ impl Keeper {
 
     /// Brings back the experiment's first run from a checkpoint instead, and starts the clock.
     pub fn revive(self: &Arc<Self>, id: CheckpointId, eager: bool, paused: bool) -> Result<Resumed> {
+        self.counted(Kind::Revive, self.revive_to(id, eager, paused))
+    }
+
+    fn revive_to(self: &Arc<Self>, id: CheckpointId, eager: bool, paused: bool) -> Result<Resumed> {
         let watch = Stopwatch::start();
         let _one_at_a_time = self.set_out()?;
         let record = self.record(&id)?;
@@ -130,9 +141,14 @@ impl Keeper {
 
     fn add(self: &Arc<Self>, run: Run) {
         let run = Arc::new(run);
-        self.spares.want_like(&run.body());
-        self.runs.lock().expect("nobody panics with the lock").insert(run.name().to_owned(), run);
+        self.keep(run);
         self.start_clock();
+    }
+
+    fn keep(&self, run: Arc<Run>) {
+        self.spares.want_like(&run.body());
+        self.tally().begin(run.name());
+        self.runs.lock().expect("nobody panics with the lock").insert(run.name().to_owned(), run);
     }
 
     /// The specification.
@@ -181,6 +197,20 @@ impl Keeper {
         self.trouble.lock().expect("nobody panics with the lock").clone()
     }
 
+    /// What it counted since it began.
+    pub fn counted_so_far(&self) -> Tally {
+        self.tally().clone()
+    }
+
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().expect("nobody panics with the lock")
+    }
+
+    fn counted(&self, kind: Kind, journey: Result<Resumed>) -> Result<Resumed> {
+        self.tally().journey(kind, journey.as_ref().ok().map(|resumed| (resumed.warm, resumed.took)));
+        journey
+    }
+
     /// Whether a spare process stands ready.
     pub fn spare_ready(&self) -> bool {
         self.spares.ready()
@@ -190,13 +220,28 @@ impl Keeper {
     pub fn checkpoint(&self, run: Option<&str>, message: Option<String>) -> Result<(CheckpointId, Record)> {
         let run = self.run(run)?;
         self.report("storing the checkpoint", Progress::default());
-        let result = run.checkpoint(message);
+        let result = self.take(&run, message);
         self.report("", Progress::default());
         Ok(result?)
     }
 
+    fn take(&self, run: &Run, message: Option<String>) -> fermata_experiment::Result<(CheckpointId, Record)> {
+        let result = run.checkpoint(message);
+        match &result {
+            Ok((_, record)) => self.tally().checkpoint(run.name(), &record.cost),
+            // Nothing failed: the run is elsewhere.
+            Err(fermata_experiment::Error::Left { .. }) => {}
+            Err(_) => self.tally().failure(run.name()),
+        }
+        result
+    }
+
     /// Takes a run to a checkpoint. If that fails the run goes on where it was.
     pub fn goto(&self, to: &str, run: Option<&str>, eager: bool, paused: bool) -> Result<Resumed> {
+        self.counted(Kind::Goto, self.go(to, run, eager, paused))
+    }
+
+    fn go(&self, to: &str, run: Option<&str>, eager: bool, paused: bool) -> Result<Resumed> {
         let watch = Stopwatch::start();
         let _one_at_a_time = self.set_out()?;
         let run = self.run(run)?;
@@ -231,6 +276,10 @@ impl Keeper {
 
     /// Starts another run from a checkpoint: of this id, or the newest one of a run.
     pub fn fork(&self, from: Option<&str>, run: Option<&str>, fork: Fork) -> Result<Resumed> {
+        self.counted(Kind::Fork, self.split(from, run, fork))
+    }
+
+    fn split(&self, from: Option<&str>, run: Option<&str>, fork: Fork) -> Result<Resumed> {
         let watch = Stopwatch::start();
         let _one_at_a_time = self.set_out()?;
         let (id, record) = match from {
@@ -248,9 +297,7 @@ impl Keeper {
         let (arrival, warm) = self.arrive(&id, &record, &name, how)?;
         let time_virtual = arrival.time_virtual;
         let took = watch.elapsed();
-        let run = Arc::new(Run::begin(self.host.clone(), &self.spec, &name, arrival)?);
-        self.spares.want_like(&run.body());
-        self.runs.lock().expect("nobody panics with the lock").insert(name.clone(), run);
+        self.keep(Arc::new(Run::begin(self.host.clone(), &self.spec, &name, arrival)?));
         Ok(Resumed { run: name.clone(), branch: name, checkpoint: id, time_virtual, took, warm })
     }
 
@@ -344,6 +391,7 @@ impl Keeper {
         }
         for run in ended {
             run.body().machine().kill();
+            self.tally().end(run.name());
         }
         Ok(names)
     }
@@ -363,28 +411,39 @@ impl Keeper {
             let watch = Stopwatch::start();
             while !wait(&ending, next.saturating_sub(watch.elapsed())) {
                 let Some(keeper) = keeper.upgrade() else { return };
-                keeper.tick();
+                keeper.tick_guarded();
                 // A checkpoint that took longer than the interval does not make the next ones crowd.
                 next = (next + every).max(watch.elapsed());
             }
         }));
     }
 
-    fn tick(&self) {
+    /// A panic is a bug of ours. It must not end the clock's thread, after which there would be no checkpoints and no word about it.
+    fn tick_guarded(&self) {
+        let trouble = match catch_unwind(AssertUnwindSafe(|| self.tick())) {
+            Ok(trouble) => trouble,
+            Err(_) => Some("the last checkpoint by the clock failed: the keeper panicked. This is a bug, of which its log tells more. `fermata down` and `fermata goto ID` begin anew".to_owned()),
+        };
+        // Nothing half done can be in it, whoever panicked.
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+
+    /// Takes a checkpoint of every run that runs. Returns what went wrong.
+    fn tick(&self) -> Option<String> {
         let mut trouble = None;
         for run in self.runs() {
             if run.body().machine().status() != Status::Running {
                 continue;
             }
-            match run.checkpoint(None) {
+            match self.take(&run, None) {
                 Ok(_) | Err(fermata_experiment::Error::Left { .. }) => {}
                 Err(error) => {
                     tracing::warn!("run {}: {error}", run.name());
-                    trouble = Some(format!("run {}: {error}", run.name()));
+                    trouble = Some(format!("run {}: the last checkpoint by the clock failed: {error}", run.name()));
                 }
             }
         }
-        *self.trouble.lock().expect("nobody panics with the lock") = trouble;
+        trouble
     }
 
     fn stop_clock(&self) {

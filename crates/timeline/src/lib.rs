@@ -2,6 +2,7 @@
 //!
 //! - [`history`]: the tree as the store has it
 //! - [`keeper`]: the runs that grow it on this host, and journeys in it
+//! - [`tally`]: what a keeper counted since it began
 //! - `spares`: the process kept warm for the next journey
 //!
 //! It knows neither sockets nor terminals: requests come as calls.
@@ -10,6 +11,7 @@ mod error;
 pub mod history;
 pub mod keeper;
 mod spares;
+pub mod tally;
 
 pub use error::{Error, Result};
 pub use history::{Change, Entry};

@@ -1,65 +1,63 @@
-//! Write tracking and virtualization.
+//! Userfaultfd, trackers and virtualization.
 
-use super::{bad, good, limited, version};
+use super::{bad, good, limited, unneeded, version};
 use crate::values::Finding;
+use fermata_experiment::spec::TrackerChoice;
 use fermata_linux::probe::{self, Reach, Virtualization};
 use std::fs;
 
-/// The first kernel with asynchronous write-protection and `PAGEMAP_SCAN`.
-const KERNEL_MIN: (u32, u32) = (6, 7);
+/// The first kernel with asynchronous write-protection and `PAGEMAP_SCAN`, for the tracker `scan`.
+const KERNEL_GOOD: (u32, u32) = (6, 7);
 
 pub(super) fn examine() -> Vec<Finding> {
     let virtualization = probe::virtualization();
-    let reach = probe::write_tracking();
     let with_kvm = matches!(virtualization, Virtualization::Usable);
-    vec![release(), pagemap(), tracking(&reach), faults(reach.ok(), with_kvm), acceleration(&virtualization)]
+    let mut findings = vec![release(), faults(probe::userfaultfd().map(|(_, reach)| reach), with_kvm), acceleration(&virtualization)];
+    findings.extend(TrackerChoice::survey().into_iter().map(tracker));
+    findings
 }
 
 fn release() -> Finding {
     const WHAT: &str = "Linux";
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
     match version(&release) {
-        Some(found) if found >= KERNEL_MIN => good(WHAT, release),
-        _ => bad(
+        Some(found) if found >= KERNEL_GOOD => good(WHAT, release),
+        _ => limited(
             WHAT,
-            format!("{release}, needed is 6.7"),
+            format!("{release}; from 6.7 on checkpoints cost the guest least"),
             "install a newer kernel; Debian 12 has one in bookworm-backports (linux-image-amd64)",
         ),
     }
 }
 
-fn pagemap() -> Finding {
-    const WHAT: &str = "pagemap";
-    match fs::File::open("/proc/self/pagemap") {
-        Ok(_) => good(WHAT, "/proc/PID/pagemap can be read"),
-        Err(error) => bad(
-            WHAT,
-            format!("/proc/self/pagemap: {error}"),
-            "mount /proc without restrictions, and lift the security profile of this container",
+fn tracker(standing: fermata_experiment::TrackerStanding) -> Finding {
+    let tracker = standing.tracker;
+    let what = format!("tracker {tracker}");
+    match (standing.missing, tracker) {
+        (None, _) if standing.chosen => good(&what, format!("taken by default: {}", tracker.about())),
+        (None, _) => good(&what, tracker.about()),
+        (Some(missing), TrackerChoice::KvmLog | TrackerChoice::KvmRing) => unneeded(&what, missing),
+        (Some(missing), _) => limited(
+            &what,
+            missing,
+            "Linux 6.7 or newer built with CONFIG_USERFAULTFD has it (the tracker userfault: 5.19); /proc must show pagemap, and in a container the \
+             seccomp profile must allow userfaultfd",
         ),
     }
 }
 
-fn tracking(reach: &Result<Reach, probe::Refusal>) -> Finding {
-    const WHAT: &str = "write tracking";
-    match reach {
-        Ok(_) => good(WHAT, "userfaultfd with asynchronous write-protection and PAGEMAP_SCAN: tried, works"),
-        Err(refusal) => bad(
-            WHAT,
-            refusal.to_string(),
-            "Linux 6.7 or newer built with CONFIG_USERFAULTFD is needed; in a container, a seccomp profile that allows userfaultfd",
-        ),
-    }
-}
-
-fn faults(reach: Option<Reach>, with_kvm: bool) -> Finding {
+fn faults(reach: std::io::Result<Reach>, with_kvm: bool) -> Finding {
     const WHAT: &str = "userfaultfd";
     const MEND: &str = "run `sysctl vm.unprivileged_userfaultfd=1`, or give your user access to /dev/userfaultfd";
     match (reach, with_kvm) {
-        (Some(Reach::Kernel), _) => good(WHAT, "serves faults of the kernel too, as KVM needs"),
-        (Some(Reach::User), true) => bad(WHAT, "serves only faults of user code: machines under KVM cannot be restored lazily", MEND),
-        (Some(Reach::User), false) => limited(WHAT, "serves only faults of user code: enough for TCG, not for KVM", MEND),
-        (None, _) => bad(WHAT, "does not work at all", "see write tracking"),
+        (Ok(Reach::Kernel), _) => good(WHAT, "serves faults of the kernel too, as KVM needs"),
+        (Ok(Reach::User), true) => bad(WHAT, "serves only faults of user code: machines under KVM cannot be restored lazily", MEND),
+        (Ok(Reach::User), false) => limited(WHAT, "serves only faults of user code: enough for TCG, not for KVM", MEND),
+        (Err(error), _) => bad(
+            WHAT,
+            format!("cannot be had: {error}"),
+            "a kernel built with CONFIG_USERFAULTFD is needed; in a container, a seccomp profile that allows userfaultfd",
+        ),
     }
 }
 

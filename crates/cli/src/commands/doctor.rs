@@ -39,6 +39,7 @@ fn text(findings: &[Finding], style: &Style) -> String {
             Verdict::Good => (Paint::Good, "good   "),
             Verdict::Limited => (Paint::Warning, "limited"),
             Verdict::Bad => (Paint::Bad, "bad    "),
+            Verdict::Unneeded => (Paint::Dim, "-      "),
         };
         let padding = " ".repeat(widest - text::width(&finding.what));
         report += &format!("{}  {}{padding}  {}\n", style.paint(paint, word), finding.what, text::harmless(&finding.found));

@@ -65,8 +65,10 @@ fn end(context: &Context, experiment: &Experiment, run: Option<String>) -> std::
         return Ok(local::bury(name)?);
     }
     let keeper = local::client(name)?;
+    let all = run.is_none();
     let ended = progress::during(&context.out, "ending", || keeper.activity(), || keeper.down(DownRequest { run }))?;
-    if keeper.status().is_err() {
+    // A keeper that ends with its last run may still answer for a moment.
+    if all || keeper.status().is_err() {
         // Whoever starts it again right after this must find the place empty.
         let run_dir = paths::run_dir(name);
         let mut waited = Duration::ZERO;

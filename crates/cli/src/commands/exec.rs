@@ -44,7 +44,7 @@ impl Exec {
             input: if self.input { Some(input()?) } else { None },
             wait_ms: self.wait.duration().as_millis() as u64,
         };
-        let executed = progress::during(&context.out, "waiting for the command", || keeper.activity(), || keeper.exec(request))?;
+        let executed = progress::during(&context.out, "waiting for the command", || keeper.activity(), || keeper.exec(request, &|| true))?;
         if context.out.is_json() {
             context.out.answer(&executed, |_| String::new())?;
         } else {

@@ -19,17 +19,22 @@ use std::collections::HashMap;
 /// List the checkpoints, the newest first
 ///
 /// A line for each: id, virtual time (what the guest sees), pause, bytes stored, pages written since the one before, where branches end and what is
-/// tagged, message. Needs no running experiment. `--json` prints an array in the same order.
+/// tagged, message. With --stat: the pause and the work before and behind it, pages written and what became of them (zero or free, on a golden image, twice
+/// in this checkpoint, in earlier ones, new), bytes stored. Needs no running experiment. `--json` prints an array in the same order.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
   fermata log --graph
   fermata log --branch what-if -n 10
+  fermata log --stat
   fermata log --json | jq '.[0].pause_ms'")]
 pub struct Log {
     /// Draw the tree
     #[arg(long)]
     graph: bool,
+    /// For each what became of its written pages, and how long the work around the pause took, instead of names and message
+    #[arg(long)]
+    stat: bool,
     /// Only what leads to the newest checkpoint of this branch
     #[arg(long, value_name = "NAME")]
     branch: Option<String>,
@@ -51,7 +56,7 @@ impl Log {
         let values: Vec<_> = shown.iter().map(|place| &history.checkpoints[*place]).collect();
         context.out.answer(&values, |style| match (context.out.quiet, self.graph) {
             (true, _) => values.iter().map(|checkpoint| format!("{}\n", checkpoint.id)).collect(),
-            (false, graph) => history.text(&shown, graph, style),
+            (false, graph) => history.text(&shown, graph, self.stat, style),
         })?;
         Ok(0)
     }
@@ -91,39 +96,70 @@ impl History {
         })
     }
 
-    fn text(&self, shown: &[usize], draw: bool, style: &Style) -> String {
+    fn text(&self, shown: &[usize], draw: bool, stat: bool, style: &Style) -> String {
         let lines = if draw {
             graph::draw(&self.parents, shown)
         } else {
             shown.iter().map(|place| graph::Line { drawing: String::new(), item: Some(*place) }).collect()
         };
-        let columns = [
-            ("", Set::Left),
-            ("ID", Set::Left),
-            ("TIME", Set::Right),
-            ("PAUSE", Set::Right),
-            ("STORED", Set::Right),
-            ("WRITTEN", Set::Right),
-            ("AT", Set::Elastic),
-            ("MESSAGE", Set::Elastic),
-        ];
-        let mut table = Table::new(&columns);
+        let mut table = Table::new(if stat { &STATISTICS } else { &COLUMNS });
         if style.width.is_none() {
             // A line is a checkpoint for whatever counts lines.
             table = table.without_header();
         }
         for graph::Line { drawing, item } in lines {
             let mut cells = vec![Cell::new(Paint::Dim, drawing)];
-            cells.extend(item.into_iter().flat_map(|place| cells_of(&self.checkpoints[place])));
+            cells.extend(item.into_iter().flat_map(|place| {
+                let checkpoint = &self.checkpoints[place];
+                if stat { statistics_of(checkpoint) } else { cells_of(checkpoint) }
+            }));
             table.row(cells);
         }
         table.render(style)
     }
 }
 
-fn cells_of(checkpoint: &Checkpoint) -> [Cell; 7] {
+const COLUMNS: [(&str, Set); 8] = [
+    ("", Set::Left),
+    ("ID", Set::Left),
+    ("TIME", Set::Right),
+    ("PAUSE", Set::Right),
+    ("STORED", Set::Right),
+    ("WRITTEN", Set::Right),
+    ("AT", Set::Elastic),
+    ("MESSAGE", Set::Elastic),
+];
+
+const STATISTICS: [(&str, Set); 12] = [
+    ("", Set::Left),
+    ("ID", Set::Left),
+    ("PAUSE", Set::Right),
+    ("PREPARE", Set::Right),
+    ("SAVE", Set::Right),
+    ("WRITTEN", Set::Right),
+    ("ZERO", Set::Right),
+    ("ON DISK", Set::Right),
+    ("TWICE", Set::Right),
+    ("EARLIER", Set::Right),
+    ("NEW", Set::Right),
+    ("STORED", Set::Right),
+];
+
+fn statistics_of(checkpoint: &Checkpoint) -> Vec<Cell> {
+    let pages = &checkpoint.pages;
+    let prepare = checkpoint.background_ms.iter().filter(|(step, _)| step.ends_with(" prepare")).map(|(_, ms)| ms).sum();
+    let counts =
+        [pages.written(), pages.free + pages.zero, pages.on_disk, pages.within, pages.known.saturating_sub(pages.within), pages.new];
+    let mut cells = vec![Cell::new(Paint::Id, checkpoint.id.short())];
+    cells.extend([checkpoint.pause_ms, prepare, checkpoint.save_ms].map(|ms| text::ms(ms).into()));
+    cells.extend(counts.map(|count| text::count(count).into()));
+    cells.push(text::bytes(checkpoint.stored_bytes).into());
+    cells
+}
+
+fn cells_of(checkpoint: &Checkpoint) -> Vec<Cell> {
     let message = checkpoint.message.as_deref().unwrap_or_default().lines().next().unwrap_or_default();
-    [
+    vec![
         Cell::new(Paint::Id, checkpoint.id.short()),
         text::instant(checkpoint.time_virtual_ns).into(),
         text::ms(checkpoint.pause_ms).into(),
@@ -149,7 +185,7 @@ mod tests {
     fn check(branch: Option<&str>, graph: bool, number: Option<usize>, width: Option<usize>, expected: &str) {
         let history = History::new(history());
         let shown = history.select(branch, graph, number).unwrap();
-        assert_eq!(history.text(&shown, graph, &Style { color: false, width }), expected.trim_start_matches('\n'));
+        assert_eq!(history.text(&shown, graph, false, &Style { color: false, width }), expected.trim_start_matches('\n'));
     }
 
     #[test]
@@ -202,6 +238,20 @@ mod tests {
         );
         let problem = History::new(history()).select(Some("none"), false, None).unwrap_err();
         assert_eq!(problem.message, "there is no branch \"none\"; there is main, what-if");
+    }
+
+    #[test]
+    fn statistics_stand_in_columns() {
+        let mut history = history();
+        history[0].pages.within = 100;
+        history[0].background_ms =
+            [("m1 prepare".to_owned(), 7.0), ("m1/disk0 prepare".to_owned(), 3.0), ("m1 save".to_owned(), 80.0)].into();
+        let history = History::new(history);
+        let expected = "\
+ID              PAUSE  PREPARE    SAVE  WRITTEN  ZERO  ON DISK  TWICE  EARLIER    NEW    STORED
+010101010101  4.21 ms  10.0 ms  120 ms    3,411   411    1,000    100      400  1,500  12.3 MiB
+";
+        assert_eq!(history.text(&[0], false, true, &Style { color: false, width: Some(120) }), expected);
     }
 
     #[test]

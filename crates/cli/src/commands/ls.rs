@@ -98,9 +98,11 @@ fn row(experiment: &Experiment, run: &Run, machine: &Machine, pauses: &HashMap<C
 fn state(experiment: &Experiment, machine: Option<&Machine>) -> Cell {
     let (paint, word) = match (experiment.state, machine.map(|machine| machine.state)) {
         (ExperimentState::Dead, _) => (Paint::Bad, "dead"),
+        (_, Some(MachineState::Running)) if machine.is_some_and(|machine| !machine.starved.is_empty()) => (Paint::Bad, "held"),
         (_, Some(MachineState::Running)) => (Paint::Good, "running"),
         (_, Some(MachineState::Paused)) => (Paint::Warning, "paused"),
         (_, Some(MachineState::Off)) => (Paint::Dim, "off"),
+        (_, Some(MachineState::Failed)) => (Paint::Bad, "failed"),
         (_, Some(MachineState::Gone)) => (Paint::Bad, "gone"),
         (_, None) => (Paint::Dim, "-"),
     };
@@ -121,12 +123,21 @@ fn remarks(experiments: &[Experiment], style: &Style) -> String {
             if let Some(reason) = &machine.reason {
                 remarks.push(format!("{name}, {}:{}: {reason}. `fermata goto {}` brings it back", run.name, machine.name, run.branch));
             }
+            if !machine.starved.is_empty() {
+                remarks.push(format!(
+                    "{name}, {}:{}: held by a full disk: what the guest writes to {} waits until there is space at {}",
+                    run.name,
+                    machine.name,
+                    machine.starved.join(", "),
+                    experiment.store.display()
+                ));
+            }
             if let Some(missing) = machine.pages_missing {
                 remarks.push(format!("{name}, {}:{}: {} still to be brought in", run.name, machine.name, text::several(missing, "page")));
             }
         }
         if let Some(trouble) = &experiment.trouble {
-            remarks.push(format!("{name}: the last checkpoint by the clock failed: {trouble}"));
+            remarks.push(format!("{name}: {trouble}"));
         }
     }
     remarks.iter().map(|remark| format!("{}\n", style.paint(Paint::Warning, &text::harmless(remark)))).collect()
@@ -153,7 +164,7 @@ tryout      main     m1       running  1.0 GiB     2  tcg  050505050505  4.21 ms
 tryout      what-if  m1       gone     1.0 GiB     2  tcg  -                   -  what-if
 other       main     m1       dead     1.0 GiB     2  tcg  050505050505  4.21 ms  main
 tryout, what-if:m1: QEMU ended with signal 9. `fermata goto what-if` brings it back
-tryout: the last checkpoint by the clock failed: no space left
+tryout: no space left
 other: its keeper is gone. `fermata goto ID -e other` brings it back (`fermata log -e other` lists its checkpoints), `fermata down -e other` clears it away
 ";
         assert_eq!(text(&[tryout, other], &HashMap::from([(id(5), 4.213)]), &Style::default()), expected);

@@ -27,7 +27,10 @@ pub fn checkpoint(number: u8, parent: Option<u8>, branch: &str) -> Checkpoint {
         steps_ms: BTreeMap::from([("m1 stop".to_owned(), 0.4), ("m1 devices".to_owned(), 2.0)]),
         save_ms: 120.0,
         stored_bytes: 12_900_000,
-        pages: PageCounts { unchanged: 258_733, free: 0, zero: 411, on_disk: 1_000, known: 500, new: 1_500 },
+        pages_by_part: BTreeMap::new(),
+        background_ms: BTreeMap::new(),
+        saved_bytes: SavedBytes::default(),
+        pages: PageCounts { unchanged: 258_733, free: 0, zero: 411, on_disk: 1_000, known: 500, new: 1_500, ..PageCounts::default() },
         parts: vec![
             Part {
                 name: "m1".to_owned(),
@@ -68,6 +71,7 @@ pub fn machine(name: &str) -> Machine {
         id: MachineId([3; 16]),
         state: MachineState::Running,
         reason: None,
+        starved: vec![],
         pid: 4711,
         memory_bytes: 1 << 30,
         cpus: 2,

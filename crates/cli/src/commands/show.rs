@@ -11,14 +11,16 @@ use clap::Args;
 use fermata_api::{
     local,
     types::{PageCounts, Root},
-    values::{Checkpoint, Part},
+    values::{Checkpoint, Part, SavedBytes},
 };
+use std::collections::BTreeMap;
 
 const BAR: usize = 60;
 
 /// Tell everything about a checkpoint
 ///
-/// What it consists of, how its pages fell through the sieve, and what the pause was spent on. Needs no running experiment.
+/// What it consists of, how its pages fell through the sieve, which of them were stored before and how long ago, and what the pause and the work behind
+/// the guest were spent on. Needs no running experiment.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -43,11 +45,37 @@ impl Show {
 fn text(checkpoint: &Checkpoint, style: &Style) -> String {
     let mut sections = vec![facts(checkpoint, style)];
     if !checkpoint.steps_ms.is_empty() {
-        sections.push(format!("{}{}", title("Pause", style), steps(checkpoint, style)));
+        sections.push(format!("{}{}", title("Pause", style), steps(&checkpoint.steps_ms, style)));
+    }
+    if !checkpoint.background_ms.is_empty() {
+        sections.push(format!("{}{}", title("Behind the guest", style), steps(&checkpoint.background_ms, style)));
     }
     sections.push(format!("{}{}", title("Pages", style), pages(&checkpoint.pages, style)));
+    if checkpoint.pages_by_part.len() > 1 {
+        sections.push(format!("{}{}", title("Pages by part", style), pages_by_part(&checkpoint.pages_by_part, style)));
+    }
+    sections.extend(duplicates_and_saved(&checkpoint.pages, &checkpoint.saved_bytes, style));
     sections.push(format!("{}{}", title("Parts", style), parts(checkpoint, style)));
     sections.join("\n")
+}
+
+/// How pages fell through the sieve, and what that saved.
+pub fn sieve(counts: &PageCounts, saved_bytes: &SavedBytes, style: &Style) -> String {
+    let mut sections = vec![format!("{}{}", title("Pages", style), pages(counts, style))];
+    sections.extend(duplicates_and_saved(counts, saved_bytes, style));
+    sections.join("\n")
+}
+
+fn duplicates_and_saved(pages: &PageCounts, saved_bytes: &SavedBytes, style: &Style) -> Vec<String> {
+    let mut sections = Vec::new();
+    // Older checkpoints did not tell.
+    if pages.within > 0 || !pages.distances.is_empty() {
+        sections.push(format!("{}{}", title("Duplicates", style), duplicates(pages, style)));
+    }
+    if *saved_bytes != SavedBytes::default() {
+        sections.push(format!("{}{}", title("Not stored", style), saved(saved_bytes, style)));
+    }
+    sections
 }
 
 fn title(title: &str, style: &Style) -> String {
@@ -77,12 +105,71 @@ fn facts(checkpoint: &Checkpoint, style: &Style) -> String {
     table.render(style)
 }
 
-fn steps(checkpoint: &Checkpoint, style: &Style) -> String {
+fn steps(steps: &BTreeMap<String, f64>, style: &Style) -> String {
     let mut table = Table::bare(&[Set::Left, Set::Right, Set::Left]);
-    let longest = checkpoint.steps_ms.values().copied().fold(f64::MIN_POSITIVE, f64::max);
-    for (step, ms) in &checkpoint.steps_ms {
-        let bar = "█".repeat((ms / longest * BAR as f64 / 2.0).round().clamp(0.0, BAR as f64) as usize);
-        table.row(vec![format!("  {}", text::harmless(step)).into(), text::ms(*ms).into(), Cell::new(Paint::Name, bar)]);
+    let longest = steps.values().copied().fold(f64::MIN_POSITIVE, f64::max);
+    for (step, ms) in steps {
+        table.row(vec![format!("  {}", text::harmless(step)).into(), text::ms(*ms).into(), bar(ms / longest)]);
+    }
+    table.render(style)
+}
+
+/// A bar of half the usual length for a share of the largest.
+fn bar(share: f64) -> Cell {
+    Cell::new(Paint::Name, "█".repeat((share * BAR as f64 / 2.0).round().clamp(0.0, BAR as f64) as usize))
+}
+
+fn pages_by_part(parts: &BTreeMap<String, PageCounts>, style: &Style) -> String {
+    let columns = ["  PART", "UNCHANGED", "FREE", "ZERO", "ON DISK", "KNOWN", "NEW"];
+    let mut table = Table::new(&columns.map(|column| (column, if column == columns[0] { Set::Left } else { Set::Right })));
+    for (part, PageCounts { unchanged, free, zero, on_disk, known, new, .. }) in parts {
+        let counts = [unchanged, free, zero, on_disk, known, new].map(|count| text::count(*count).into());
+        table.row(std::iter::once(format!("  {}", text::harmless(part)).into()).chain(counts).collect());
+    }
+    table.render(style)
+}
+
+/// Pages known by hash: where their twins are, and how many checkpoints ago those were stored.
+fn duplicates(pages: &PageCounts, style: &Style) -> String {
+    let mut table = Table::bare(&[Set::Left, Set::Right, Set::Right, Set::Left]);
+    let classes: Vec<_> =
+        std::iter::once((None, pages.within)).chain(pages.distances.iter().map(|(least, count)| (Some(least), count))).collect();
+    let largest = classes.iter().map(|class| class.1).max().unwrap_or(0).max(1);
+    for (least, count) in classes {
+        let name = least.map_or_else(|| "in this checkpoint".to_owned(), checkpoints_ago);
+        table.row(vec![
+            format!("  {name}").into(),
+            text::count(count).into(),
+            text::percent(count, pages.known).into(),
+            bar(count as f64 / largest as f64),
+        ]);
+    }
+    table.render(style)
+}
+
+/// A class of distances: from this one up to, but not with, twice as far.
+fn checkpoints_ago(least: u32) -> String {
+    match least {
+        1 => "1 checkpoint ago".to_owned(),
+        least => format!("{} to {} checkpoints ago", text::count(least.into()), text::count(u64::from(least) * 2 - 1)),
+    }
+}
+
+/// Bytes of written pages by the sieve that kept them out of the store.
+fn saved(saved: &SavedBytes, style: &Style) -> String {
+    let SavedBytes { zero, free, on_disk, within, across, compression } = *saved;
+    let saved = [
+        ("zero", zero),
+        ("free", free),
+        ("on disk", on_disk),
+        ("twice in a checkpoint", within),
+        ("in earlier ones", across),
+        ("compressed away", compression),
+    ];
+    let mut table = Table::bare(&[Set::Left, Set::Right, Set::Left]);
+    let largest = saved.iter().map(|saved| saved.1).max().unwrap_or(0).max(1);
+    for (name, bytes) in saved {
+        table.row(vec![format!("  {name}").into(), text::bytes(bytes).into(), bar(bytes as f64 / largest as f64)]);
     }
     table.render(style)
 }
@@ -157,6 +244,44 @@ mod tests {
     use super::*;
     use crate::commands::samples::history;
     use proptest::prelude::*;
+
+    #[test]
+    fn what_was_measured_is_told_in_sections_of_its_own() {
+        let mut checkpoint = history()[1].clone();
+        checkpoint.background_ms = BTreeMap::from([("m1 prepare".to_owned(), 30.0), ("m1 save".to_owned(), 90.0)]);
+        checkpoint.pages.within = 100;
+        (0..300).for_each(|_| checkpoint.pages.distances.add(1));
+        (0..100).for_each(|_| checkpoint.pages.distances.add(7));
+        checkpoint.pages_by_part = BTreeMap::from([("m1".to_owned(), checkpoint.pages), ("m1/disk0".to_owned(), PageCounts::default())]);
+        checkpoint.saved_bytes = SavedBytes { zero: 1 << 20, across: 2 << 20, ..SavedBytes::default() };
+        let shown = text(&checkpoint, &Style::default());
+        let expected = "\
+Behind the guest
+  m1 prepare  30.0 ms  ██████████
+  m1 save     90.0 ms  ██████████████████████████████
+";
+        assert!(shown.contains(expected), "{shown}");
+        let expected = "\
+Pages by part
+  PART      UNCHANGED  FREE  ZERO  ON DISK  KNOWN    NEW
+  m1          258,733     0   411    1,000    500  1,500
+  m1/disk0          0     0     0        0      0      0
+
+Duplicates
+  in this checkpoint      100  20.0 %  ██████████
+  1 checkpoint ago        300  60.0 %  ██████████████████████████████
+  4 to 7 checkpoints ago  100  20.0 %  ██████████
+
+Not stored
+  zero                   1.0 MiB  ███████████████
+  free                       0 B
+  on disk                    0 B
+  twice in a checkpoint      0 B
+  in earlier ones        2.0 MiB  ██████████████████████████████
+  compressed away            0 B
+";
+        assert!(shown.contains(expected), "{shown}");
+    }
 
     #[test]
     fn everything_is_told() {

@@ -9,10 +9,11 @@ use crate::{
 use clap::Args;
 use fermata_api::{
     local::{self, UpRequest},
-    spec::{Accel, ByteSize, Disk, Interval, SingleOptions, Spec, SpecFile},
+    spec::{Accel, ByteSize, CaptureMode, Disk, Interval, SingleOptions, Spec, SpecFile, TrackerChoice},
     values::Experiment,
 };
 use std::{
+    net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -36,11 +37,20 @@ pub struct Up {
     /// Time between two checkpoints, such as 2s or 500ms [default: as in the specification, else only on request]
     #[arg(long, value_name = "TIME")]
     every: Option<Interval>,
+    /// When a checkpoint copies memory: in the pause, ahead of it, or after it before the guest writes again
+    #[arg(long, value_name = "auto|stop|precopy|cow")]
+    capture: Option<CaptureMode>,
+    /// Who tells which pages of memory were written; `fermata doctor` says what this host can do
+    #[arg(long, value_name = "auto|scan|userfault|compare|kvm-log|kvm-ring")]
+    tracker: Option<TrackerChoice>,
     /// Name of the experiment [default: as in the specification, else after the image]
     #[arg(long)]
     name: Option<String>,
     #[command(flatten)]
     machine: MachineArgs,
+    /// Serve metrics for Prometheus on a TCP port of this host, such as 127.0.0.1:9464: anybody on it may read them
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<SocketAddr>,
     /// Stay, and keep the experiment in this process until it ends
     #[arg(long)]
     foreground: bool,
@@ -127,11 +137,14 @@ fn disk(given: PathBuf) -> Disk {
 
 impl Up {
     pub fn run(self, context: &Context) -> Result {
-        let (every, foreground) = (self.every, self.foreground);
+        let (every, capture, tracker, metrics, foreground) = (self.every, self.capture, self.tracker, self.metrics, self.foreground);
         let request = UpRequest {
             spec: self.spec()?,
             every_ms: every.map(|every| every.duration().as_millis() as u64),
+            capture,
+            tracker,
             store: local::store_path(context.global.store.clone()),
+            metrics,
         };
         let tell = |experiment: &Experiment| context.out.answer(experiment, |style| text(experiment, context.out.quiet, style));
         if foreground {

@@ -30,6 +30,8 @@ mod yaml;
 #[cfg(test)]
 mod tests;
 
+pub use fermata_vm::{CaptureMode, CaptureOptions, TrackerChoice};
+
 pub use error::{Fault, FaultKind, Refusal, SpecError};
 pub use file::SpecFile;
 pub use single::SingleOptions;
@@ -37,7 +39,7 @@ pub use units::{ByteSize, Interval, ParseUnitError};
 
 use error::Faults;
 use schemars::{JsonSchema, Schema, generate::SchemaSettings, transform::RecursiveTransform};
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer, ser::SerializeMap};
 use serde_json::Value;
 use std::{
     collections::BTreeMap,
@@ -57,6 +59,9 @@ pub struct Spec {
     /// Time between two checkpoints, 100 ms to 24 h in whole milliseconds; none when they are made by hand.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "interval")]
     pub every: Option<Duration>,
+    /// How memory is watched and captured: the keys `capture`, `tracker` and `full`.
+    #[serde(flatten, serialize_with = "capture")]
+    pub capture: CaptureOptions,
     /// The machines by name; 1 to 256.
     pub nodes: BTreeMap<String, Node>,
 }
@@ -195,6 +200,22 @@ impl TryFrom<raw::RawSpec> for Spec {
 fn interval<S: Serializer>(every: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
     let every = every.map(Interval::new).transpose().map_err(serde::ser::Error::custom)?;
     every.serialize(serializer)
+}
+
+/// Only what was said.
+fn capture<S: Serializer>(options: &CaptureOptions, serializer: S) -> Result<S::Ok, S::Error> {
+    let CaptureOptions { tracker, mode, full } = options;
+    let mut keys = serializer.serialize_map(None)?;
+    if *mode != CaptureMode::Auto {
+        keys.serialize_entry("capture", mode)?;
+    }
+    if *tracker != TrackerChoice::Auto {
+        keys.serialize_entry("tracker", tracker)?;
+    }
+    if *full {
+        keys.serialize_entry("full", full)?;
+    }
+    keys.end()
 }
 
 /// A key that may be left out is not one that may be null, which is all that the derived schema knows to say.

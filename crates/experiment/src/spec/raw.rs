@@ -8,6 +8,7 @@ use super::{
     error::Span,
     units::{ByteSize, Interval},
 };
+use fermata_vm::{CaptureMode, TrackerChoice};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Deserializer};
 use std::{borrow::Cow, cmp::Ordering, collections::BTreeMap};
@@ -84,6 +85,15 @@ pub(super) struct RawSpec {
     pub name: Spanned<Name>,
     /// Time between two checkpoints. Without it checkpoints are made by hand.
     pub every: Option<Spanned<Interval>>,
+    /// When a checkpoint copies memory: `stop` in the pause, `precopy` ahead of it, `cow` after it, before the guest writes again.
+    #[schemars(with = "Option<String>", extend("enum" = ["auto", "stop", "precopy", "cow"], "default" = "auto"))]
+    pub capture: Option<Spanned<CaptureMode>>,
+    /// Who tells which pages of memory were written. `fermata doctor` says what this host can do.
+    #[schemars(with = "Option<String>", extend("enum" = ["auto", "scan", "userfault", "compare", "kvm-log", "kvm-ring"], "default" = "auto"))]
+    pub tracker: Option<Spanned<TrackerChoice>>,
+    /// Take all of the memory in each checkpoint, not only what was written. It is only good for comparing.
+    #[schemars(extend("default" = false))]
+    pub full: Option<Spanned<bool>>,
     /// What holds for every machine that does not say otherwise.
     pub defaults: Option<RawNode>,
     /// The machines by name. A machine may be left empty when `defaults` say all.

@@ -6,6 +6,7 @@ use super::{
     raw::{Name, RawDisk, RawNode, RawSpec, Spanned},
     units::{ByteSize, shorten},
 };
+use fermata_vm::CaptureOptions;
 use std::{
     collections::BTreeMap,
     ops::RangeInclusive,
@@ -49,7 +50,16 @@ pub(super) fn spec(raw: RawSpec, base: Option<&Path>, faults: &mut Faults) -> (S
     // Rules between keys would blame the wrong place when a key could not be read.
     let complete = faults.is_empty();
     let mut resolver = Resolver { base, files: Vec::new(), faults };
-    let mut spec = Spec { name: resolver.name(raw.name), every: raw.every.map(|every| every.value.duration()), nodes: BTreeMap::new() };
+    let mut spec = Spec {
+        name: resolver.name(raw.name),
+        every: raw.every.map(|every| every.value.duration()),
+        capture: CaptureOptions {
+            mode: raw.capture.map(|mode| mode.value).unwrap_or_default(),
+            tracker: raw.tracker.map(|tracker| tracker.value).unwrap_or_default(),
+            full: raw.full.is_some_and(|full| full.value),
+        },
+        nodes: BTreeMap::new(),
+    };
     let defaults = raw.defaults.unwrap_or_default();
     resolver.values(&defaults);
     let Spanned { value: nodes, span } = raw.nodes;

@@ -49,8 +49,15 @@ pub(super) fn spec(image: Option<&Path>, options: SingleOptions) -> Result<Spec,
     let every = options.every.and_then(|every| refuse(Interval::new(every), "`every`", &mut faults));
     let node = node(image, options, &mut faults);
     let nodes = BTreeMap::from([(Spanned::nowhere(Name("m1".to_owned())), Some(node))]);
-    let raw =
-        RawSpec { name: Spanned::nowhere(Name(name)), every: every.map(Spanned::nowhere), defaults: None, nodes: Spanned::nowhere(nodes) };
+    let raw = RawSpec {
+        name: Spanned::nowhere(Name(name)),
+        every: every.map(Spanned::nowhere),
+        capture: None,
+        tracker: None,
+        full: None,
+        defaults: None,
+        nodes: Spanned::nowhere(nodes),
+    };
     let (spec, _) = resolve::spec(raw, None, &mut faults);
     faults.into_result(None).map(|()| spec)
 }

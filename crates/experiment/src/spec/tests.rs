@@ -177,7 +177,7 @@ fn unknown_and_repeated_keys() {
     );
     refused(
         "name: a\nversion: 2\nnodes: {m1: {image: x}}",
-        "2:1: unknown key `version`; an experiment has the keys name, every, defaults, nodes",
+        "2:1: unknown key `version`; an experiment has the keys name, every, capture, tracker, full, defaults, nodes",
     );
     refused(&m1("image: x\nimage: y"), "5:5: the key `image` stands here a second time; remove one of the two");
     refused("name: a\nname: b\nnodes: {m1: {image: x}}", "2:1: the key `name` stands here a second time; remove one of the two");
@@ -559,6 +559,7 @@ fn mutated() -> impl Strategy<Value = String> {
         "cmdline: |\n      a\n      b",
         "accel: kvm",
         "accel: KVM",
+        "capture: cow",
         "cpu: max",
         "cpu: ' '",
         "deterministic: true",
@@ -603,8 +604,11 @@ fn spec() -> impl Strategy<Value = Spec> {
         }
     });
     let every = prop::option::of((100_u64..86_400_000).prop_map(Duration::from_millis));
-    ("[a-z0-9][a-z0-9-]{0,31}", every, prop::collection::btree_map("[a-z0-9][a-z0-9-]{0,31}", node, 1..4))
-        .prop_map(|(name, every, nodes)| Spec { name, every, nodes })
+    let mode = prop::sample::select(vec![CaptureMode::Auto, CaptureMode::Stop, CaptureMode::Precopy, CaptureMode::Cow]);
+    let tracker = prop::sample::select(vec![TrackerChoice::Auto, TrackerChoice::Scan, TrackerChoice::Userfault, TrackerChoice::KvmRing]);
+    let capture = (mode, tracker, any::<bool>()).prop_map(|(mode, tracker, full)| CaptureOptions { tracker, mode, full });
+    ("[a-z0-9][a-z0-9-]{0,31}", every, capture, prop::collection::btree_map("[a-z0-9][a-z0-9-]{0,31}", node, 1..4))
+        .prop_map(|(name, every, capture, nodes)| Spec { name, every, capture, nodes })
 }
 
 proptest! {

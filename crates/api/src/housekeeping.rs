@@ -1,0 +1,127 @@
+//! Keeping a store in order: removing, collecting, verifying, counting. None of it needs a keeper, and none of it disturbs one.
+
+use crate::{
+    convert::problem,
+    keeping, local,
+    values::{Activity, CollectOptions, Collected, Experiment, ExperimentState, Problem, Removed, Stats, Verified, VerifyOptions},
+};
+use fermata_store::{BranchName, CollectStage, Progress, Removal, VerifyStage};
+use std::path::Path;
+
+/// What to remove of an experiment.
+#[derive(Debug, Clone, Default)]
+pub struct RemoveRequest {
+    /// The experiment.
+    pub experiment: String,
+    /// These checkpoints: ids, unique beginnings of them, tags or branches, each with `~N`.
+    pub checkpoints: Vec<String>,
+    /// These branches, with the checkpoints that no other branch leads to.
+    pub branches: Vec<String>,
+    /// All of it.
+    pub all: bool,
+    /// Also what is tagged, and the tags with it.
+    pub force: bool,
+    /// Only say what would go.
+    pub dry_run: bool,
+}
+
+/// Removes checkpoints. Their bytes stay until [`collect`].
+///
+/// A checkpoint that a live run stands on may go: the run goes on, and its next checkpoint becomes a child of the nearest one that remains. A branch that
+/// a live run grows, or all of a live experiment, is a [`Problem`].
+pub fn remove(store: &Path, request: &RemoveRequest) -> Result<Removed, Problem> {
+    let opened = local::open(store)?;
+    check_nobody_grows(&keeping::experiments(Some(store))?, request)?;
+    let experiment = &request.experiment;
+    let resolve = |text: &String| opened.resolve(text, Some(experiment)).map_err(problem);
+    let removal = Removal {
+        checkpoints: request.checkpoints.iter().map(resolve).collect::<Result<_, _>>()?,
+        branches: request.branches.iter().map(|branch| BranchName { experiment: experiment.clone(), branch: branch.clone() }).collect(),
+        experiments: if request.all { vec![experiment.clone()] } else { vec![] },
+        force: request.force,
+        dry_run: request.dry_run,
+    };
+    opened.remove(&removal).map_err(problem)
+}
+
+/// Whoever lives in what is to go as a whole would bring a part of it back with the next checkpoint.
+fn check_nobody_grows(known: &[Experiment], request: &RemoveRequest) -> Result<(), Problem> {
+    let name = &request.experiment;
+    let Some(living) = known.iter().find(|known| known.name == *name && known.state == ExperimentState::Running) else { return Ok(()) };
+    if request.all {
+        return Err(Problem::new(format!("{name} is running: end it with `fermata down -e {name}` before all of it is removed")));
+    }
+    match living.runs.iter().find(|run| request.branches.contains(&run.branch)) {
+        None => Ok(()),
+        Some(run) => Err(Problem::new(format!(
+            "run {} grows branch {}: end it with `fermata down {0} -e {name}`, or name the checkpoints that shall go",
+            run.name, run.branch
+        ))),
+    }
+}
+
+/// Frees the space of what was removed. `busy` is told how far it is.
+pub fn collect(store: &Path, options: &CollectOptions, busy: &mut dyn FnMut(Activity)) -> Result<Collected, Problem> {
+    let what = |stage| match stage {
+        CollectStage::Mark => ("finding what is needed", "checkpoints"),
+        CollectStage::Hide => ("hiding what is not needed", "packs"),
+        CollectStage::Wait => ("waiting for checkpoints being written", "checkpoints"),
+        CollectStage::Rewrite => ("copying what is needed out of old packs", "packs"),
+        CollectStage::Remove => ("removing packs", "packs"),
+        _ => ("collecting", "steps"),
+    };
+    local::open(store)?.collect(options, &mut |stage, progress| busy(activity(what(stage), progress))).map_err(problem)
+}
+
+/// Reads everything and checks it. Damage is no [`Problem`]: it is in the answer. `busy` is told how far it is.
+pub fn verify(store: &Path, options: &VerifyOptions, busy: &mut dyn FnMut(Activity)) -> Result<Verified, Problem> {
+    let what = |stage| match stage {
+        VerifyStage::Packs => ("reading packs", "bytes"),
+        VerifyStage::Index => ("comparing the index", "entries"),
+        VerifyStage::Checkpoints => ("walking checkpoints", "checkpoints"),
+        VerifyStage::Images => ("reading golden images", "blocks"),
+        VerifyStage::Damage => ("finding out what the damage touches", "checkpoints"),
+        _ => ("verifying", "steps"),
+    };
+    local::open(store)?.verify(options, &mut |stage, progress| busy(activity(what(stage), progress))).map_err(problem)
+}
+
+/// Counts what is in the store; what was measured when checkpoints were taken, of one experiment or of all.
+pub fn stats(store: &Path, experiment: Option<&str>) -> Result<Stats, Problem> {
+    local::open(store)?.stats(experiment).map_err(problem)
+}
+
+fn activity((what, unit): (&str, &str), progress: Progress) -> Activity {
+    Activity { what: what.to_owned(), done: progress.done, total: progress.total, unit: unit.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::values::Run;
+
+    #[test]
+    fn what_a_run_grows_does_not_go_as_a_whole() {
+        let run = |name: &str, branch: &str| Run { name: name.into(), branch: branch.into(), head: None, machines: vec![] };
+        let experiment = |name: &str, state| Experiment {
+            name: name.into(),
+            state,
+            keeper_pid: 1,
+            store: "/store".into(),
+            every_ms: None,
+            runs: vec![run("main", "main.2"), run("what-if", "what-if")],
+            spare_ready: false,
+            trouble: None,
+        };
+        let known = [experiment("lives", ExperimentState::Running), experiment("dead", ExperimentState::Dead)];
+        let check = |experiment: &str, branches: &[&str], all: bool| {
+            let branches = branches.iter().map(|branch| (*branch).to_owned()).collect();
+            check_nobody_grows(&known, &RemoveRequest { experiment: experiment.into(), branches, all, ..RemoveRequest::default() })
+        };
+        assert!(check("lives", &["main"], false).is_ok());
+        assert!(check("lives", &["main", "main.2"], false).unwrap_err().message.contains("`fermata down main -e lives`"));
+        assert!(check("lives", &[], true).unwrap_err().message.contains("`fermata down -e lives`"));
+        assert!(check("dead", &["main.2"], true).is_ok());
+        assert!(check("other", &["main.2"], true).is_ok());
+    }
+}

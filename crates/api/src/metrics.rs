@@ -1,0 +1,268 @@
+//! Figures for monitoring, and the text format of Prometheus, version 0.0.4:
+//! <https://prometheus.io/docs/instrumenting/exposition_formats/>.
+//!
+//! Written by hand: all figures are plain values already, and a client library would count them a second time. Counters begin at nothing with each keeper.
+
+use crate::values::{Experiment, ExperimentState, Machine, MachineState, Metric, MetricKind, Run, Sample};
+use fermata_timeline::{
+    Keeper,
+    tally::{Histogram, Kind, RunTally, Steps, Tally},
+};
+use fermata_types::PageCounts;
+use std::{collections::BTreeMap, fmt::Write, fs};
+
+/// The media type of [`text`].
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The figures of a keeper, which is this process.
+pub(crate) fn of(experiment: &Experiment, keeper: &Keeper) -> Vec<Metric> {
+    let tally = keeper.counted_so_far();
+    let paging = keeper.runs().iter().filter_map(|run| Some((run.name().to_owned(), run.body().machine().paging()?.touched))).collect();
+    let mut metrics = about_keeper(experiment, &Process::of(std::process::id()));
+    metrics.extend(about_journeys(experiment, &tally));
+    metrics.extend(about_machines(experiment, &paging));
+    metrics.extend(about_checkpoints(experiment, &tally));
+    metrics
+}
+
+/// The figures as Prometheus reads them.
+pub fn text(metrics: &[Metric]) -> String {
+    let mut text = String::new();
+    for metric in metrics {
+        let kind = format!("{:?}", metric.kind).to_lowercase();
+        // Writing into a string cannot fail.
+        let _ = writeln!(text, "# HELP {} {}\n# TYPE {0} {kind}", metric.name, metric.help.replace('\\', "\\\\").replace('\n', "\\n"));
+        for sample in &metric.samples {
+            let labels: Vec<_> = sample.labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
+            let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+            let _ = writeln!(text, "{}{labels} {}", sample.name, sample.value);
+        }
+    }
+    text
+}
+
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+type Labels<'a> = &'a [(&'a str, &'a str)];
+
+impl Metric {
+    fn new(name: &str, kind: MetricKind, help: &str) -> Self {
+        Self { name: format!("fermata_{name}"), kind, help: help.to_owned(), samples: Vec::new() }
+    }
+
+    fn add(&mut self, labels: Labels<'_>, value: f64) {
+        self.sample("", labels, value);
+    }
+
+    fn sample(&mut self, suffix: &str, labels: Labels<'_>, value: f64) {
+        let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        self.samples.push(Sample { name: format!("{}{suffix}", self.name), labels, value });
+    }
+
+    fn with(mut self, labels: Labels<'_>, value: f64) -> Self {
+        self.add(labels, value);
+        self
+    }
+
+    fn histogram(&mut self, labels: Labels<'_>, histogram: &Histogram) {
+        let mut below = 0;
+        let bounds = histogram.bounds.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
+        for (bound, count) in bounds.zip(&histogram.counts) {
+            below += count;
+            self.sample("_bucket", &[labels, &[("le", bound.as_str())]].concat(), below as f64);
+        }
+        self.sample("_sum", labels, histogram.sum);
+        self.sample("_count", labels, below as f64);
+    }
+}
+
+/// What the kernel says of a process.
+#[derive(Debug, Default)]
+struct Process {
+    resident_bytes: u64,
+    open_files: u64,
+}
+
+impl Process {
+    /// Nothing, if it is gone.
+    fn of(pid: u32) -> Self {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_ascii_whitespace().next()?.parse::<u64>().ok());
+        let open_files = fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |entries| entries.count() as u64);
+        Self { resident_bytes: resident.unwrap_or(0) * 1024, open_files }
+    }
+}
+
+fn about_keeper(experiment: &Experiment, process: &Process) -> Vec<Metric> {
+    use MetricKind::Gauge;
+    let of: Labels<'_> = &[("experiment", &experiment.name)];
+    let build: Labels<'_> = &[of[0], ("version", env!("CARGO_PKG_VERSION"))];
+    let gauge = |name: &str, help: &str, value: f64| Metric::new(name, Gauge, help).with(of, value);
+    let mut metrics = vec![
+        Metric::new("build_info", Gauge, "Always 1; the version is a label.").with(build, 1.0),
+        gauge("runs", "Runs that the keeper holds.", experiment.runs.len() as f64),
+        gauge("spare_ready", "1 if a process stands ready for the next goto or fork.", truth(experiment.spare_ready)),
+        gauge("trouble", "1 if the last checkpoint by the clock failed.", truth(experiment.trouble.is_some())),
+        gauge("keeper_resident_bytes", "Memory of the keeper's process.", process.resident_bytes as f64),
+        gauge("keeper_open_files", "File descriptors of the keeper's process.", process.open_files as f64),
+    ];
+    if let Some(every) = experiment.every_ms {
+        metrics.push(gauge("interval_seconds", "Time between two checkpoints by the clock.", every as f64 / 1e3));
+    }
+    metrics
+}
+
+fn truth(so: bool) -> f64 {
+    f64::from(u8::from(so))
+}
+
+fn about_journeys(experiment: &Experiment, tally: &Tally) -> Vec<Metric> {
+    let name = experiment.name.as_str();
+    let help = "From the request to the guest's first instruction, by what was asked for and whether a spare process stood ready.";
+    let mut resumed = Metric::new("resume_seconds", MetricKind::Histogram, help);
+    for ((kind, warm), histogram) in &tally.resumed {
+        let spare = if *warm { "warm" } else { "cold" };
+        resumed.histogram(&[("experiment", name), ("kind", word(*kind)), ("spare", spare)], histogram);
+    }
+    let mut failed = Metric::new("resume_failures_total", MetricKind::Counter, "Gotos, forks and revivals that failed.");
+    for kind in [Kind::Goto, Kind::Fork, Kind::Revive] {
+        failed.add(&[("experiment", name), ("kind", word(kind))], tally.not_resumed.get(&kind).copied().unwrap_or(0) as f64);
+    }
+    vec![resumed, failed]
+}
+
+fn word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Goto => "goto",
+        Kind::Fork => "fork",
+        Kind::Revive => "revive",
+    }
+}
+
+const STATES: [(MachineState, &str); 5] = [
+    (MachineState::Running, "running"),
+    (MachineState::Paused, "paused"),
+    (MachineState::Off, "off"),
+    (MachineState::Failed, "failed"),
+    (MachineState::Gone, "gone"),
+];
+
+/// `touched`: by run, the pages that its guest had to wait for since it was last restored.
+fn about_machines(experiment: &Experiment, touched: &BTreeMap<String, u64>) -> Vec<Metric> {
+    let gauge = |name: &str, help: &str| Metric::new(name, MetricKind::Gauge, help);
+    let mut state = gauge("machine_state", "1 for the state that the machine is in, 0 for the others.");
+    let mut starved = gauge("machine_starved_disks", "Disks whose writes wait for space in the store's file system.");
+    let mut missing = gauge("machine_pages_missing", "Pages still to be brought in after a lazy restore.");
+    let mut waited = gauge("machine_pages_touched", "Pages that the guest had to wait for since it was last restored.");
+    let mut memory = gauge("machine_memory_bytes", "RAM of the guest.");
+    let mut resident = gauge("machine_resident_bytes", "Memory of the machine's QEMU process, with the guest's RAM that is in use.");
+    for (run, machine) in experiment.runs.iter().flat_map(|run: &Run| run.machines.iter().map(move |machine: &Machine| (run, machine))) {
+        let of: Labels<'_> = &[("experiment", &experiment.name), ("run", &run.name), ("machine", &machine.name)];
+        for (candidate, word) in STATES {
+            state
+                .add(&[of, &[("state", word)]].concat(), truth(experiment.state == ExperimentState::Running && candidate == machine.state));
+        }
+        starved.add(of, machine.starved.len() as f64);
+        missing.add(of, machine.pages_missing.unwrap_or(0) as f64);
+        waited.add(of, touched.get(&run.name).copied().unwrap_or(0) as f64);
+        memory.add(of, machine.memory_bytes as f64);
+        resident.add(of, Process::of(machine.pid).resident_bytes as f64);
+    }
+    vec![state, starved, missing, waited, memory, resident]
+}
+
+fn about_checkpoints(experiment: &Experiment, tally: &Tally) -> Vec<Metric> {
+    use MetricKind::{Counter, Histogram, Summary};
+    let mut taken = Metric::new("checkpoints_total", Counter, "Checkpoints taken and stored.");
+    let mut failed = Metric::new("checkpoint_failures_total", Counter, "Checkpoints that failed.");
+    let mut stored = Metric::new("stored_bytes_total", Counter, "Bytes that checkpoints added to the store.");
+    let mut pause = Metric::new("pause_seconds", Histogram, "How long the guests stood still for a checkpoint.");
+    let mut save = Metric::new("save_seconds", Histogram, "How long storing a checkpoint took behind the running guests.");
+    let mut steps = Metric::new("pause_step_seconds", Summary, "What the pause was spent on.");
+    let mut background =
+        Metric::new("background_step_seconds", Summary, "What the work around the pause was spent on, while the guests ran.");
+    let mut pages = Metric::new("pages_total", Counter, "Pages of checkpoints by part and by the sieve that they stuck in.");
+    let mut duplicates =
+        Metric::new("duplicate_pages_total", Counter, "Known pages: put before in the same checkpoint, or by an earlier one.");
+    for (
+        run,
+        RunTally { failed: failures, pause: pauses, save: saves, steps: pause_steps, background: around, pages: parts, stored_bytes },
+    ) in &tally.runs
+    {
+        let of: Labels<'_> = &[("experiment", &experiment.name), ("run", run)];
+        taken.add(of, pauses.count() as f64);
+        failed.add(of, *failures as f64);
+        stored.add(of, *stored_bytes as f64);
+        pause.histogram(of, pauses);
+        save.histogram(of, saves);
+        add_steps(&mut steps, of, pause_steps);
+        add_steps(&mut background, of, around);
+        for (part, counts) in parts {
+            add_pages(&mut pages, &mut duplicates, &[of, &[("part", part)]].concat(), counts);
+        }
+    }
+    vec![taken, failed, stored, pause, save, steps, background, pages, duplicates]
+}
+
+fn add_steps(metric: &mut Metric, of: Labels<'_>, steps: &Steps) {
+    for (step, total) in steps {
+        let (part, step) = step.split_once(' ').unwrap_or(("", step));
+        let of = [of, &[("part", part), ("step", step)]].concat();
+        metric.sample("_sum", &of, total.sum);
+        metric.sample("_count", &of, total.count as f64);
+    }
+}
+
+fn add_pages(pages: &mut Metric, duplicates: &mut Metric, of: Labels<'_>, counts: &PageCounts) {
+    let classes = [
+        ("unchanged", counts.unchanged),
+        ("free", counts.free),
+        ("zero", counts.zero),
+        ("on_disk", counts.on_disk),
+        ("known", counts.known),
+        ("new", counts.new),
+    ];
+    for (class, count) in classes {
+        pages.add(&[of, &[("class", class)]].concat(), count as f64);
+    }
+    for (of_what, count) in [("same", counts.within), ("earlier", counts.known.saturating_sub(counts.within))] {
+        duplicates.add(&[of, &[("checkpoint", of_what)]].concat(), count as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_and_helps_cannot_break_out() {
+        let mut metric = Metric::new("odd", MetricKind::Gauge, "a\nb\\c");
+        metric.add(&[("run", "say \"hi\"\\\n")], 0.5);
+        let expected = "# HELP fermata_odd a\\nb\\\\c\n# TYPE fermata_odd gauge\nfermata_odd{run=\"say \\\"hi\\\"\\\\\\n\"} 0.5\n";
+        assert_eq!(text(&[metric]), expected);
+    }
+
+    #[test]
+    fn buckets_count_all_below() {
+        let mut metric = Metric::new("pause_seconds", MetricKind::Histogram, "Pauses.");
+        metric.histogram(&[], &Histogram { bounds: &[0.001, 0.01], counts: vec![1, 2, 3], sum: 1.25 });
+        let expected = "\
+# HELP fermata_pause_seconds Pauses.
+# TYPE fermata_pause_seconds histogram
+fermata_pause_seconds_bucket{le=\"0.001\"} 1
+fermata_pause_seconds_bucket{le=\"0.01\"} 3
+fermata_pause_seconds_bucket{le=\"+Inf\"} 6
+fermata_pause_seconds_sum 1.25
+fermata_pause_seconds_count 6
+";
+        assert_eq!(text(&[metric]), expected);
+    }
+
+    #[test]
+    fn this_process_has_memory_and_files() {
+        let process = Process::of(std::process::id());
+        assert!(process.resident_bytes > 0 && process.open_files > 0, "{process:?}");
+    }
+}

@@ -1,0 +1,34 @@
+//! What a fuzzer may feed with any bytes: the specification. See `fuzz/README.md`.
+
+use crate::spec::{ByteSize, Interval, Spec, SpecFile};
+use std::path::Path;
+
+/// A specification, or a size and an interval in one. Panics if one that is accepted cannot be read back from its JSON, or if the errors in one that is refused
+/// cannot be shown.
+pub fn spec(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    match SpecFile::parse(text, Path::new("fuzz.yaml"), Path::new("/somewhere")) {
+        Ok(file) => {
+            let json = serde_json::to_string(file.spec()).expect("a specification is plain");
+            let again: Spec = serde_json::from_str(&json).unwrap_or_else(|error| panic!("{error}: {json}"));
+            assert_eq!(&again, file.spec());
+            let as_yaml = SpecFile::parse(&json, Path::new("fuzz.json"), Path::new("/elsewhere"));
+            assert_eq!(as_yaml.expect("its JSON is a specification too").spec(), file.spec());
+        }
+        Err(error) => {
+            let report = miette::Report::new(error);
+            let _ = format!("{report} {report:?}");
+        }
+    }
+    let _ = (text.parse::<ByteSize>(), text.parse::<Interval>());
+}
+
+#[cfg(test)]
+#[path = "../../../fuzz/replay.rs"]
+mod replay;
+
+#[cfg(test)]
+#[test]
+fn specifications_may_be_anything() {
+    replay::replay("spec", 2_000, spec);
+}
