@@ -1,9 +1,10 @@
 /* Writes to memory, and to a disk if there is one, at a steady rate.
  *
- * Usage: work [MIB [PAGES_PER_S [DISK_KIB_PER_S]]]      (default: 32 1000 256)
+ * Usage: work [MIB [PAGES_PER_S [DISK_KIB_PER_S [FILL]]]]      (default: 32 1000 256 0)
  * Environment: FERMATA_DISK=PATH, a directory or a block device to write to, or nothing.
  *
- * Pages are chosen at random from MIB of memory; each write changes eight bytes of one. The disk is
+ * Pages are chosen at random from MIB of memory; each write changes eight bytes of one. With FILL other than 0
+ * all of that memory is written once before, no two pages alike, and a line says so. The disk is
  * written past the page cache, in order, round and round over its first 16 MiB (or a file of 16 MiB).
  * Prints the work done once a second: the same figures with and without checkpoints mean no slowdown. */
 #define _GNU_SOURCE
@@ -57,6 +58,12 @@ int main(int argc, char **argv) {
     uint64_t *memory = mmap(NULL, mib << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mib < 1 || memory == MAP_FAILED)
         fail("memory");
+    if (argc > 4 && atol(argv[4])) {
+        for (uint64_t page = 0; page < pages; page++)
+            memory[page * (PAGE / 8)] = page + 1;
+        printf("work filled %" PRIi64 "\n", mib);
+        fflush(stdout);
+    }
     struct timespec next;
     clock_gettime(CLOCK_MONOTONIC, &next);
     for (uint64_t step = 1;; step++) {

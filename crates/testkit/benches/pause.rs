@@ -1,138 +1,93 @@
-//! How long a Debian guest that compiles stands still for a checkpoint every 2 s, beside QEMU's savevm.
+//! How long a Debian guest that compiles stands still for a checkpoint every 2 s, beside QEMU's savevm and migration to a file.
 
-use fermata_linux::clock::Stopwatch;
 use fermata_testkit::{
-    Bench, guests,
-    report::{Figure, Report, quantile},
+    Bench,
+    bench::await_console,
+    guests,
+    measure::{at_every, pick},
+    report::{Report, quantile},
+    rival::Stock,
 };
-use serde_json::{Value, json};
-use std::{
-    io::{BufRead, BufReader, Write},
-    os::unix::net::UnixStream,
-    path::Path,
-    process::{Child, Command, Stdio},
-    time::Duration,
-};
+use std::{thread, time::Duration};
 
-const CHECKPOINTS: usize = 50;
-const SAVES: usize = 8;
 const INTERVAL: Duration = Duration::from_secs(2);
-/// Until the guest has booted and compiles; what comes before is not measured.
-const BOOT: Duration = Duration::from_secs(25);
-/// Both guests get the same work from the kernel's command line, so that nobody has to talk to them.
-const CMDLINE: &str = "root=/dev/vda rw console=ttyS0 quiet systemd.run_success_action=none systemd.run_failure_action=none \
-    systemd.run=\"/bin/sh -c 'while :; do make -C /src clean; make -C /src; done'\"";
+const BOOT: Duration = Duration::from_secs(200);
+/// From the first compiler on, until the guest is at its ordinary work.
+const WARM_UP: Duration = Duration::from_secs(15);
 
 fn main() {
-    let (pauses, stored) = ours();
-    let rival = savevm();
-    let median = quantile(&pauses, 0.5);
+    let (checkpoints, rounds) = (pick(50, 8), pick(8, 2));
+    let ours = ours(checkpoints);
+    // Over the same span of the guest's life: the longer it has run, the more memory it has touched, and the longer savevm takes.
+    let rivals = rivals(rounds, INTERVAL * checkpoints as u32 / (2 * rounds as u32));
+    let (median, worst) = (quantile(&ours.pauses, 0.5), quantile(&ours.pauses, 0.99));
+    let savevm = quantile(&rivals.savevm, 0.5);
     let mut report = Report::new("pause");
-    let mut add = |name: &str, value: f64, unit, rival_value: Option<f64>, at_least: &str, holds| {
-        let figure =
-            Figure { name: name.to_owned(), value, unit, rival: "savevm".to_owned(), rival_value, at_least: at_least.to_owned(), holds };
-        report.figures.push(figure);
-    };
-    let worst = quantile(&pauses, 0.99);
-    let theirs = quantile(&rival, 0.5);
-    add("pause p50", median, "ms", Some(theirs), "under 5 ms", median < 5.0);
-    add("pause p99", worst, "ms", Some(quantile(&rival, 0.99)), "under 15 ms", worst < 15.0);
-    add("savevm's pause is longer by", theirs / median, "x", None, "150 times", theirs / median >= 150.0);
-    add("stored a checkpoint, p50", quantile(&stored, 0.5), "MiB", None, "reported", true);
+    report.mark("pause p50", median, "ms", Some(("savevm", savevm)), ("under 5 ms", median < 5.0));
+    report.mark("pause p99", worst, "ms", Some(("savevm", quantile(&rivals.savevm, 0.99))), ("under 15 ms", worst < 15.0));
+    report.tell("pause worst", quantile(&ours.pauses, 1.0), "ms", Some(("savevm", quantile(&rivals.savevm, 1.0))));
+    report.mark("savevm's pause is longer by", savevm / median, "x", None, ("150 times", savevm / median >= 150.0));
+    let migrate = quantile(&rivals.migrate_paused, 0.5);
+    report.tell("pause p50", median, "ms", Some(("migrate to a file", migrate)));
+    report.tell("pause worst", quantile(&ours.pauses, 1.0), "ms", Some(("migrate to a file", quantile(&rivals.migrate_paused, 1.0))));
+    report.tell(
+        "from request to durable, p50",
+        quantile(&ours.wholes, 0.5),
+        "ms",
+        Some(("migrate, total", quantile(&rivals.migrate, 0.5))),
+    );
+    report.tell("stored a checkpoint, p50", quantile(&ours.stored, 0.5), "MiB", None);
+    report.note("1 GiB, one processor; QEMU's migration may hold the guest for 300 ms, which is its default, and writes as fast as it can");
     report.print();
 }
 
-/// Pauses in ms and bytes stored in MiB.
-fn ours() -> (Vec<f64>, Vec<f64>) {
-    let yaml = guests::debian("pause", "debian12.raw", "").replace("root=/dev/vda rw console=ttyS0 quiet", &format!("{:?}", CMDLINE));
-    let bench = Bench::new(&yaml);
+/// In ms and MiB.
+#[derive(Default)]
+struct Ours {
+    pauses: Vec<f64>,
+    wholes: Vec<f64>,
+    stored: Vec<f64>,
+}
+
+fn ours(checkpoints: usize) -> Ours {
+    let bench = Bench::new(&guests::debian_with("pause", "1G", &guests::compiling()));
     let run = bench.boot();
-    std::thread::sleep(BOOT);
+    await_console(&run.body(), BOOT, |text| text.contains(guests::BEGINS).then_some(()));
+    thread::sleep(WARM_UP);
     // The first holds all that the guest has; it is not what a guest meets every two seconds.
     run.checkpoint(None).expect("a checkpoint");
-    let measured = (0..CHECKPOINTS).map(|_| {
-        std::thread::sleep(INTERVAL);
+    let mut ours = Ours::default();
+    at_every(INTERVAL, checkpoints, || {
+        let watch = fermata_linux::clock::Stopwatch::start();
         let (_, record) = run.checkpoint(None).expect("a checkpoint");
-        (record.cost.pause_ns as f64 / 1e6, record.cost.stored_bytes as f64 / f64::from(1 << 20))
+        ours.wholes.push(watch.elapsed().as_secs_f64() * 1e3);
+        ours.pauses.push(record.cost.pause_ns as f64 / 1e6);
+        ours.stored.push(record.cost.stored_bytes as f64 / f64::from(1 << 20));
     });
-    measured.unzip()
+    ours
 }
 
-/// How long `savevm` takes in ms: the guest stands still all the while.
-fn savevm() -> Vec<f64> {
+/// In ms.
+#[derive(Default)]
+struct Rivals {
+    savevm: Vec<f64>,
+    migrate: Vec<f64>,
+    migrate_paused: Vec<f64>,
+}
+
+fn rivals(rounds: usize, interval: Duration) -> Rivals {
     let place = tempfile::tempdir().expect("a directory");
-    let overlay = place.path().join("overlay.qcow2");
-    let created = Command::new("qemu-img")
-        .args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"])
-        .arg(guests::file("debian12.raw"))
-        .arg(&overlay)
-        .status();
-    assert!(created.expect("qemu-img runs").success());
-    let mut qemu = Qemu::start(&overlay, &place.path().join("qmp"));
-    std::thread::sleep(BOOT);
-    (0..SAVES)
-        .map(|number| {
-            std::thread::sleep(INTERVAL);
-            let watch = Stopwatch::start();
-            let said = qemu.run("human-monitor-command", &json!({"command-line": format!("savevm s{number}")}));
-            assert_eq!(said, json!(""), "savevm complains");
-            watch.elapsed().as_secs_f64() * 1e3
-        })
-        .collect()
-}
-
-struct Qemu {
-    process: Child,
-    monitor: BufReader<UnixStream>,
-}
-
-impl Qemu {
-    fn start(disk: &Path, socket: &Path) -> Self {
-        let process = Command::new(fermata_vm::qemu_program())
-            .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-m", "1G", "-cpu", "max", "-accel", "tcg"])
-            .arg("-drive")
-            .arg(format!("file={},if=virtio,format=qcow2", disk.display()))
-            .arg("-kernel")
-            .arg(guests::file("vmlinuz"))
-            .arg("-initrd")
-            .arg(guests::file("debian-initrd"))
-            .args(["-append", CMDLINE, "-serial", "null", "-qmp"])
-            .arg(format!("unix:{},server=on,wait=off", socket.display()))
-            .stdin(Stdio::null())
-            .spawn()
-            .expect("QEMU starts");
-        let stream = (0..200).find_map(|_| {
-            std::thread::sleep(Duration::from_millis(50));
-            UnixStream::connect(socket).ok()
-        });
-        let mut qemu = Self { process, monitor: BufReader::new(stream.expect("QEMU opens its monitor")) };
-        qemu.line();
-        qemu.run("qmp_capabilities", &json!({}));
-        qemu
+    let mut qemu = Stock::debian(1024, &guests::compiling()).boot();
+    qemu.await_console(guests::BEGINS);
+    thread::sleep(WARM_UP);
+    let mut rivals = Rivals::default();
+    for number in 0..rounds {
+        thread::sleep(interval);
+        rivals.savevm.push(qemu.savevm(&format!("s{number}")).as_secs_f64() * 1e3);
+        thread::sleep(interval);
+        let migrated = qemu.migrate(&place.path().join("state"));
+        rivals.migrate.push(migrated.total.as_secs_f64() * 1e3);
+        rivals.migrate_paused.push(migrated.paused.as_secs_f64() * 1e3);
     }
-
-    fn line(&mut self) -> Value {
-        let mut line = String::new();
-        self.monitor.read_line(&mut line).expect("QEMU answers");
-        serde_json::from_str(&line).expect("QMP is JSON")
-    }
-
-    fn run(&mut self, command: &str, arguments: &Value) -> Value {
-        let request = json!({"execute": command, "arguments": arguments});
-        writeln!(self.monitor.get_mut(), "{request}").expect("QEMU listens");
-        loop {
-            let answer = self.line();
-            if let Some(result) = answer.get("return") {
-                return result.clone();
-            }
-            assert!(answer.get("error").is_none(), "{answer}");
-        }
-    }
-}
-
-impl Drop for Qemu {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+    rivals
 }

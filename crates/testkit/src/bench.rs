@@ -3,6 +3,7 @@
 use fermata_experiment::{Body, Host, Journey, Run, Spec, spare, travel};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::{Record, Store};
+use fermata_timeline::Keeper;
 use fermata_types::CheckpointId;
 use std::{
     fs,
@@ -32,13 +33,21 @@ impl Bench {
         let store = tempfile::tempdir().expect("a directory for the store");
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let run_dir = PathBuf::from(format!("/dev/shm/fermata-test-{}-{number}", std::process::id()));
-        let host = Host::new(Store::open(store.path()).expect("a store"), run_dir.join(&spec.name)).expect("a host");
+        let host =
+            Host::new(Store::open(store.path()).expect("a store"), run_dir.join(&spec.name)).expect("a host").capturing(spec.capture);
         Self { spec, host: Arc::new(host), run_dir, _store: store }
     }
 
     /// Boots it.
     pub fn boot(&self) -> Run {
         Run::boot(self.host.clone(), &self.spec, "main", &mut |_, _| {}).expect("it boots")
+    }
+
+    /// A keeper of it, without a run yet, in a run directory of its own.
+    pub fn keeper(&self) -> Arc<Keeper> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let directory = self.host.run_dir().join(format!("kept-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+        Keeper::new(Host::new(self.host.store().clone(), directory).expect("a host"), self.spec.clone())
     }
 
     /// A second run at a checkpoint.

@@ -99,6 +99,24 @@ impl Cli {
         done
     }
 
+    /// Makes a directory read-only for all who come through its path; false where we may not.
+    pub fn protect(&mut self, directory: &Path) -> bool {
+        let mount = |options: &[&str]| {
+            let done = Command::new("mount").args(options).arg(directory).arg(directory).stderr(Stdio::null()).status();
+            done.is_ok_and(|status| status.success())
+        };
+        let done = mount(&["--bind"]) && mount(&["-o", "remount,bind,ro"]);
+        self.mounts.push(directory.to_owned());
+        done
+    }
+
+    /// Takes that back.
+    pub fn unprotect(&mut self, directory: &Path) {
+        let done = Command::new("umount").arg("-l").arg(directory).status();
+        assert!(done.is_ok_and(|status| status.success()), "{} stays read-only", directory.display());
+        self.mounts.retain(|mount| mount != directory);
+    }
+
     /// The program with arguments, not yet started.
     pub fn command<A: AsRef<str>>(&self, arguments: &[A]) -> Command {
         let mut command = Command::new(program());
@@ -178,6 +196,15 @@ impl Cli {
         let runs = all.as_array().into_iter().flatten().flat_map(|experiment| experiment["runs"].as_array().into_iter().flatten());
         let found = runs.into_iter().find(|candidate| candidate["name"] == run).unwrap_or_else(|| panic!("no run {run}: {all}"));
         found["machines"][0].clone()
+    }
+
+    /// What the console of a run's machine printed since its QEMU began.
+    #[track_caller]
+    pub fn console(&self, run: &str) -> String {
+        let line = fs::read(format!("/proc/{}/cmdline", count(&self.machine(run)["pid"]))).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).into_owned();
+        let path = line.split(',').find_map(|option| option.strip_prefix("logfile=")).unwrap_or_default();
+        fs::read_to_string(path).unwrap_or_default()
     }
 
     /// Processes that have our run directories on their command lines: keepers and their QEMUs. A corpse has no command line.

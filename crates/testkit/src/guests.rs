@@ -33,7 +33,8 @@ pub fn generic(name: &str, run: &str, more: &str) -> String {
     busybox(name, "generic/", run, more)
 }
 
-fn busybox(name: &str, directory: &str, run: &str, more: &str) -> String {
+/// The same from a directory below the guests' own: another kernel's.
+pub fn busybox(name: &str, directory: &str, run: &str, more: &str) -> String {
     let (kernel, initrd) = (file(&format!("{directory}vmlinuz")), file(&format!("{directory}tiny.cpio.gz")));
     format!(
         "name: {name}\nnodes:\n  m1:\n    memory: 256M\n    kernel: {}\n    initrd: {}\n    cmdline: console=ttyS0 quiet panic=-1 {run}\n{more}",
@@ -51,6 +52,37 @@ pub fn debian(name: &str, image: &str, more: &str) -> String {
         kernel.display(),
         initrd.display()
     )
+}
+
+/// How the Debian guest compiles all the time, from the moment when it is up: a command line for the kernel, so that nobody has to talk to the
+/// guest. The console says [`BEGINS`] before.
+pub fn compiling() -> String {
+    debian_running("while :; do make -C /src clean; make -C /src; done")
+}
+
+/// What the console of a guest says that [`debian_running`] is about to begin its work.
+pub const BEGINS: &str = "fermata begins";
+
+/// A command line for the kernel of the Debian guest that runs this script, which has no quotes, when it is up.
+pub fn debian_running(script: &str) -> String {
+    format!(
+        "root=/dev/vda rw console=ttyS0 quiet systemd.run_success_action=none systemd.run_failure_action=none \
+         systemd.run=\"/bin/sh -c 'echo {BEGINS} >/dev/console; {}'\"",
+        // What systemd would take for variables of its own.
+        script.replace('$', "$$").replace('%', "%%")
+    )
+}
+
+/// The Debian guest with another command line for its kernel.
+pub fn debian_with(name: &str, memory: &str, cmdline: &str) -> String {
+    debian(name, "debian12.raw", "")
+        .replace("root=/dev/vda rw console=ttyS0 quiet", &format!("{cmdline:?}"))
+        .replace("memory: 1G", &format!("memory: {memory}"))
+}
+
+/// The busybox guest with more or less memory.
+pub fn tiny_with(name: &str, memory_mib: u32, run: &str) -> String {
+    tiny(name, &format!("fermata.run={run}"), "").replace("memory: 256M", &format!("memory: {memory_mib}M"))
 }
 
 /// A specification from its text. Panics if it is wrong.

@@ -3,7 +3,7 @@
 //! - [`guests`]: the guests that `guests/build` made
 //! - [`bench`](mod@bench): an experiment in a scratch store, driven from inside the process
 //! - [`cli`]: the real program in a scratch store, as a user drives it
-//! - [`report`]: what benches print
+//! - [`report`]: what benches print; [`measure`]: what else they share; [`rival`]: stock QEMU beside us
 //! - [`oracle`]: all of a machine at one instant, copied the plain way
 //!
 //! The system tests are in `tests/`, behind the feature `system`.
@@ -11,8 +11,10 @@
 pub mod bench;
 pub mod cli;
 pub mod guests;
+pub mod measure;
 pub mod oracle;
 pub mod report;
+pub mod rival;
 
 pub use bench::Bench;
 pub use cli::Cli;

@@ -22,6 +22,15 @@ pub struct Figure {
     pub holds: bool,
 }
 
+/// A table, where figures have more than one rival: the first row names the columns.
+#[derive(Debug, Clone, Serialize)]
+pub struct Table {
+    /// What is in it.
+    pub title: String,
+    /// Its rows, all of one length.
+    pub rows: Vec<Vec<String>>,
+}
+
 /// All figures of a bench.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
@@ -31,7 +40,16 @@ pub struct Report {
     pub machine: String,
     /// What came out.
     pub figures: Vec<Figure>,
+    /// The same and more in the form of somebody else's tables.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<Table>,
+    /// What one must know to read the figures: settings, loads, what was left out.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
+
+/// What a figure without a mark says instead of one.
+const REPORTED: &str = "reported";
 
 impl Report {
     /// A report of a bench on this machine.
@@ -41,7 +59,23 @@ impl Report {
             read("/proc/cpuinfo").lines().find_map(|line| Some(line.split_once("model name")?.1.trim_matches([' ', '\t', ':']).to_owned()));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let machine = format!("{cores} x {}, Linux {}", processor.unwrap_or_default(), read("/proc/sys/kernel/osrelease").trim());
-        Self { bench, machine, figures: Vec::new() }
+        Self { bench, machine, figures: Vec::new(), tables: Vec::new(), notes: Vec::new() }
+    }
+
+    /// Adds a figure that is told and has no mark to reach.
+    pub fn tell(&mut self, name: &str, value: f64, unit: &'static str, rival: Option<(&str, f64)>) {
+        self.mark(name, value, unit, rival, (REPORTED, true));
+    }
+
+    /// Adds a figure with its mark in words, and whether it was reached.
+    pub fn mark(&mut self, name: &str, value: f64, unit: &'static str, rival: Option<(&str, f64)>, mark: (&str, bool)) {
+        let (rival, rival_value) = rival.map_or((String::new(), None), |(rival, value)| (rival.to_owned(), Some(value)));
+        self.figures.push(Figure { name: name.to_owned(), value, unit, rival, rival_value, at_least: mark.0.to_owned(), holds: mark.1 });
+    }
+
+    /// Adds something that one must know to read the figures.
+    pub fn note(&mut self, text: impl Into<String>) {
+        self.notes.push(text.into());
     }
 
     /// Prints it: as JSON if `--json` was among the arguments, else as lines for people.
@@ -53,8 +87,33 @@ impl Report {
         println!("{} on {}", self.bench, self.machine);
         for figure in &self.figures {
             let rival = figure.rival_value.map_or_else(String::new, |value| format!("{value:.2} {} {}", figure.unit, figure.rival));
-            let holds = if figure.holds { "holds" } else { "FALLS SHORT" };
-            println!("  {:32} {:>10.2} {:4} {:28} {}: {holds}", figure.name, figure.value, figure.unit, rival, figure.at_least);
+            let mark = match (figure.at_least.as_str(), figure.holds) {
+                (REPORTED, _) => String::new(),
+                (mark, true) => format!("{mark}: holds"),
+                (mark, false) => format!("{mark}: FALLS SHORT"),
+            };
+            let line = format!("  {:44} {:>10.2} {:5} {:30} {mark}", figure.name, figure.value, figure.unit, rival);
+            println!("{}", line.trim_end());
+        }
+        self.tables.iter().for_each(Table::print);
+        self.notes.iter().for_each(|note| println!("  ({note})"));
+    }
+}
+
+impl Table {
+    fn print(&self) {
+        println!("\n  {}", self.title);
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();
+        let width = |column: usize| self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+        let widths: Vec<_> = (0..columns).map(|column| width(column).unwrap_or_default()).collect();
+        for row in &self.rows {
+            let cells: Vec<_> = row
+                .iter()
+                .zip(&widths)
+                .enumerate()
+                .map(|(column, (cell, &width))| if column == 0 { format!("{cell:width$}") } else { format!("{cell:>width$}") })
+                .collect();
+            println!("  {}", cells.join("  ").trim_end());
         }
     }
 }

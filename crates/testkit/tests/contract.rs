@@ -83,11 +83,9 @@ fn is_a_checkpoint(value: &Value) {
     assert!(count(&value["time_virtual_ns"]) > 0, "{value}");
     assert!(count(&value["stored_bytes"]) > 0, "{value}");
     let sieve = value["pages"].as_object().unwrap_or_else(|| panic!("no counts: {value}"));
-    let names: Vec<_> = sieve.keys().map(String::as_str).collect();
-    for name in ["unchanged", "free", "zero", "on_disk", "known", "new"] {
-        assert!(names.contains(&name), "{names:?}");
-    }
-    assert_eq!(sieve.values().map(count).sum::<u64>(), RAM_PAGES + DISK_PAGES, "every page is counted once: {value}");
+    let classes = ["unchanged", "free", "zero", "on_disk", "known", "new"].map(|class| count(&sieve[class]));
+    assert_eq!(classes.iter().sum::<u64>(), RAM_PAGES + DISK_PAGES, "every page is counted once: {value}");
+    assert!(count(&sieve["within"]) <= count(&sieve["known"]), "{value}");
     let parts: Vec<_> = array(&value["parts"]).iter().map(|part| string(&part["name"])).collect();
     assert_eq!(parts, ["m1", "m1/disk0"]);
     assert_eq!(array(&value["images"]).len(), 1, "{value}");
@@ -262,7 +260,7 @@ fn a_machine_on_the_command_line_alone() {
     for pair in log.windows(2) {
         assert_eq!(pair[0]["parent"], pair[1]["id"], "the newest first, each grown from the next");
         let between = (count(&pair[0]["created_ns"]) - count(&pair[1]["created_ns"])) as f64 / 1e9;
-        assert!((0.4..4.0).contains(&between), "{between} s between two");
+        assert!(between > 0.0, "{between} s between two");
         assert!(pair[0]["message"].is_null());
     }
     // The clock goes on after a journey.
@@ -305,9 +303,10 @@ fn what_needs_no_machine() {
     assert!(schema["properties"]["nodes"].is_object() && schema["properties"]["name"].is_object());
     let doctor = cli.json(&["doctor"]);
     for finding in array(&doctor) {
-        assert!(["good", "limited"].contains(&string(&finding["verdict"])), "a guest runs here: {finding}");
+        let verdict = string(&finding["verdict"]);
+        assert!(["good", "limited", "unneeded"].contains(&verdict), "a guest runs here: {finding}");
         assert!(!string(&finding["what"]).is_empty() && !string(&finding["found"]).is_empty(), "{finding}");
-        assert!(finding["verdict"] == "good" || !string(&finding["mend"]).is_empty(), "{finding}");
+        assert!(verdict != "limited" || !string(&finding["mend"]).is_empty(), "{finding}");
     }
     assert!(cli.ok(&["completions", "bash"]).contains("complete"));
     for arguments in

@@ -14,7 +14,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("checkpoint", &["types"]),
     ("tracker", &["linux", "types"]),
     ("vm", &["checkpoint", "linux", "store", "tracker", "types"]),
-    ("disk", &["checkpoint", "store", "types"]),
+    ("disk", &["checkpoint", "linux", "store", "types"]),
     ("experiment", &["checkpoint", "disk", "linux", "store", "types", "vm"]),
     ("timeline", &["experiment", "linux", "store", "types"]),
     ("api", &["experiment", "linux", "store", "timeline", "types"]),

@@ -1,0 +1,80 @@
+//! Every way to capture memory gives the same: what comes back is what was, and the guest goes on. 1 to 2 minutes.
+
+use fermata_experiment::{Journey, Status};
+use fermata_testkit::{Bench, Snapshot, bench::await_console, guests};
+use std::time::Duration;
+
+const BOOT: Duration = Duration::from_secs(90);
+const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false };
+const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false };
+
+/// Checkpoints of a guest that writes to memory and disk, and of a copy of it that was restored while its pages were still coming.
+fn comes_back(name: &str, keys: &str) {
+    let disk = guests::file("tiny-disk.raw");
+    let node = format!("    image: {}\n    cpus: 2\n", disk.display());
+    let bench = Bench::new(&(keys.to_owned() + &guests::tiny(name, "fermata.run=work:48:20000:512 fermata.disk=rw", &node)));
+    let run = bench.boot();
+    await_console(&run.body(), BOOT, |text| text.contains("work second").then_some(()));
+    let mut newest = None;
+    for wait in [10, 230, 470] {
+        std::thread::sleep(Duration::from_millis(wait));
+        newest = Some(same(&bench, &run));
+    }
+    let (id, record) = newest.expect("there were some");
+    let copy = bench.arrive("copy", &id, &record, RUNNING);
+    // At once, with most pages still in the store; and again.
+    same(&bench, &copy);
+    await_console(&copy.body(), BOOT, |text| (text.matches("work second").count() >= 2).then_some(()));
+    same(&bench, &copy);
+    for run in [&run, &copy] {
+        assert_eq!(run.body().machine().status(), Status::Running);
+    }
+}
+
+/// A checkpoint that holds what the machine had.
+fn same(bench: &Bench, run: &fermata_experiment::Run) -> (fermata_types::CheckpointId, fermata_store::Record) {
+    let mut original = None;
+    let (id, record) = run
+        .checkpoint_observed(None, &mut |body| {
+            let complete = body.machine().paging().is_none_or(|paging| paging.complete);
+            original = complete.then(|| Snapshot::of(body));
+        })
+        .expect("a checkpoint");
+    let copy = bench.arrive("look", &id, &record, PAUSED);
+    match original {
+        Some(original) => assert_eq!(original.differences(&Snapshot::of(&copy.body())), Vec::<String>::new()),
+        // RAM cannot be looked at from outside yet; that the guest goes on from it is the proof.
+        None => assert_eq!(copy.body().machine().status(), Status::Paused),
+    }
+    (id, record)
+}
+
+#[test]
+fn stop() {
+    comes_back("stop", "capture: stop\n");
+}
+
+#[test]
+fn precopy() {
+    comes_back("precopy", "capture: precopy\n");
+}
+
+#[test]
+fn cow() {
+    comes_back("cow", "capture: cow\n");
+}
+
+#[test]
+fn precopy_with_write_faults() {
+    comes_back("faults", "tracker: userfault\n");
+}
+
+#[test]
+fn comparison() {
+    comes_back("compare", "tracker: compare\n");
+}
+
+#[test]
+fn full() {
+    comes_back("full", "capture: cow\nfull: true\n");
+}

@@ -1,0 +1,113 @@
+//! Thousands of checkpoints and hundreds of journeys of one guest that checks itself: what the keeper holds stays bounded.
+//!
+//! 150 checkpoints and 15 journeys, about a minute; 2,000 and 200 with `FERMATA_LONG=1`.
+
+use fermata_testkit::{
+    Cli,
+    cli::{await_that, count, string},
+    guests,
+};
+use std::{env, fs, time::Duration};
+
+const SOON: Duration = Duration::from_secs(120);
+/// Between two checkpoints.
+const PERIOD: Duration = Duration::from_millis(50);
+/// Pages that the guest writes between two checkpoints are some hundreds; what a checkpoint may add to the store, on average, is well above them.
+const STORED_BYTES_MAX: u64 = 2 << 20;
+/// The store keeps packs open, up to a number of them; until then each checkpoint may add one.
+const PACKS_OPEN_MAX: u64 = 160;
+/// Memory that may come on top: caches that are not full after a tenth of the way.
+const MEMORY_SLACK: u64 = 96 << 20;
+
+/// What a keeper holds.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    /// Its own memory; not the guests', which it has mapped, nor files.
+    memory: u64,
+    descriptors: u64,
+    threads: u64,
+    /// Keeper, machine, spare.
+    processes: u64,
+    store: u64,
+}
+
+fn held(cli: &Cli) -> Held {
+    await_that("a spare stands ready and the old machine is gone", SOON, || {
+        cli.json(&["ls"])[0]["spare_ready"] == true && cli.processes().len() == 3
+    });
+    let keeper = count(&cli.json(&["ls"])[0]["keeper_pid"]);
+    let status = fs::read_to_string(format!("/proc/{keeper}/status")).expect("the keeper lives");
+    let field = |name: &str| -> u64 {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("the kernel tells it");
+        line.trim_matches([':', ' ', '\t']).split(' ').next().and_then(|number| number.parse().ok()).expect("a number")
+    };
+    Held {
+        memory: field("RssAnon") << 10,
+        descriptors: fs::read_dir(format!("/proc/{keeper}/fd")).expect("the keeper lives").count() as u64,
+        threads: field("Threads"),
+        processes: cli.processes().len() as u64,
+        store: bytes(&cli.store().join("packs")) + bytes(&cli.store().join("index")),
+    }
+}
+
+/// Room that files take on the disk.
+fn bytes(directory: &std::path::Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let entries = fs::read_dir(directory).expect("a directory").flatten();
+    entries
+        .map(|entry| if entry.path().is_dir() { bytes(&entry.path()) } else { entry.metadata().map_or(0, |meta| meta.blocks() * 512) })
+        .sum()
+}
+
+#[test]
+fn what_a_keeper_holds_stays_bounded() {
+    let (checkpoints, journeys) = if env::var_os("FERMATA_LONG").is_some() { (2000, 200) } else { (150, 15) };
+    let cli = Cli::new();
+    let more = format!("    image: {}\n", cli.disk().display());
+    cli.write("machine.yaml", &guests::tiny("soak", "fermata.run=selfcheck:24:8 fermata.disk=rw", &more));
+    cli.ok(&["up", "machine.yaml"]);
+    await_that("the guest begins", SOON, || cli.console("main").contains("selfcheck round"));
+    let mut ids = Vec::new();
+    let mut early = None;
+    let mut rounds = 0;
+    for number in 1..=checkpoints {
+        std::thread::sleep(PERIOD);
+        ids.push(cli.checkpoint("soak"));
+        if number % (checkpoints / journeys) == 0 {
+            rounds += looked(&cli);
+            let to = &ids[(number * 7919) % ids.len()];
+            assert_eq!(string(&cli.json(&["goto", to])["checkpoint"]), to);
+            await_that("the guest goes on", SOON, || looked(&cli) > 0);
+        }
+        if number == checkpoints / 10 {
+            early = Some(held(&cli));
+            println!("after {number}: {early:?}");
+        } else if number % (checkpoints / 10) == 0 {
+            println!("after {number}: {:?}", held(&cli));
+        }
+    }
+    rounds += looked(&cli);
+    let (early, late) = (early.expect("it was measured"), held(&cli));
+    println!("{rounds} rounds checked");
+    assert!(rounds >= journeys, "only {rounds} rounds were checked");
+    assert!(late.threads <= early.threads + 2, "threads: {early:?}, then {late:?}");
+    assert!(late.descriptors <= early.descriptors + PACKS_OPEN_MAX, "descriptors: {early:?}, then {late:?}");
+    assert!(late.memory <= early.memory + MEMORY_SLACK, "memory: {early:?}, then {late:?}");
+    assert_eq!(late.processes, 3, "{late:?}");
+    let each = (late.store - early.store) / (checkpoints - checkpoints / 10) as u64;
+    println!("{each} bytes of store a checkpoint");
+    assert!(each <= STORED_BYTES_MAX, "the store grew by {each} bytes a checkpoint: {early:?}, then {late:?}");
+    // From one end of the history to the other.
+    for id in [ids.first(), ids.last()].into_iter().flatten() {
+        cli.ok(&["goto", id, "--eager"]);
+        await_that("the guest goes on", SOON, || looked(&cli) > 0);
+    }
+    cli.ok(&["down"]);
+}
+
+/// Rounds of the guest's own look that this console shows. Panics if one failed.
+fn looked(cli: &Cli) -> usize {
+    let text = cli.console("main");
+    assert!(!text.contains("FAIL"), "{text}");
+    text.matches("selfcheck round").count()
+}
