@@ -24,18 +24,21 @@ pub enum Choice {
     KvmRing,
 }
 
-const NAMES: [(&str, Choice); 6] = [
-    ("auto", Choice::Auto),
-    ("scan", Choice::Scan),
-    ("userfault", Choice::Userfault),
-    ("compare", Choice::Compare),
-    ("kvm-log", Choice::KvmLog),
-    ("kvm-ring", Choice::KvmRing),
-];
+impl Choice {
+    /// What people call each of them.
+    pub const NAMES: [(&str, Self); 6] = [
+        ("auto", Self::Auto),
+        ("scan", Self::Scan),
+        ("userfault", Self::Userfault),
+        ("compare", Self::Compare),
+        ("kvm-log", Self::KvmLog),
+        ("kvm-ring", Self::KvmRing),
+    ];
+}
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = NAMES.iter().find(|(_, choice)| choice == self).map_or("", |(name, _)| name);
+        let name = Self::NAMES.iter().find(|(_, choice)| choice == self).map_or("", |(name, _)| name);
         f.pad(name)
     }
 }
@@ -44,8 +47,8 @@ impl FromStr for Choice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = NAMES.iter().find(|(name, _)| *name == text);
-        found.map(|(_, choice)| *choice).ok_or_else(|| "expected auto, scan, userfault, compare, kvm-log or kvm-ring".to_owned())
+        let found = Self::NAMES.iter().find(|(name, _)| *name == text);
+        found.map(|(_, choice)| *choice).ok_or_else(|| format!("expected one of {}", Self::NAMES.map(|(name, _)| name).join(", ")))
     }
 }
 
@@ -75,7 +78,7 @@ impl Choice {
     /// All trackers, the ones that `auto` would rather take first. Tries each.
     pub fn survey() -> Vec<Standing> {
         let chosen = Self::Auto.settle().ok();
-        let others = NAMES.into_iter().map(|(_, choice)| choice).filter(|choice| *choice != Self::Auto && !Self::ORDER.contains(choice));
+        let others = Self::NAMES.into_iter().map(|(_, choice)| choice).filter(|choice| *choice != Self::Auto && !Self::ORDER.contains(choice));
         let all = Self::ORDER.into_iter().chain(others);
         all.map(|tracker| {
             let missing = match tracker.available() {
@@ -126,7 +129,7 @@ mod tests {
 
     #[test]
     fn names_lead_back() {
-        for (name, choice) in NAMES {
+        for (name, choice) in Choice::NAMES {
             assert_eq!(choice.to_string(), name);
             assert_eq!(name.parse(), Ok(choice));
         }
@@ -139,7 +142,7 @@ mod tests {
         assert_ne!(settled, Choice::Auto);
         assert_eq!(settled.settle().unwrap(), settled);
         let survey = Choice::survey();
-        assert_eq!(survey.len(), NAMES.len() - 1);
+        assert_eq!(survey.len(), Choice::NAMES.len() - 1);
         let chosen: Vec<_> = survey.iter().filter(|standing| standing.chosen).collect();
         assert!(chosen.len() == 1 && chosen[0].tracker == settled && chosen[0].missing.is_none(), "{survey:?}");
     }

@@ -9,8 +9,8 @@ use std::{fmt, str::FromStr};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CaptureMode {
-    /// Pre-copy (stop with the tracker `compare`), as far as copying is faster than the guest writes. What is left then is copied after the pause if the tracker lets us have a page before
-    /// it is written, else in the pause.
+    /// Pre-copy (stop with the tracker `compare`), as far as copying is faster than the guest writes. What is left then is copied after the pause
+    /// if the tracker lets us have a page before it is written, else in the pause.
     #[default]
     Auto,
     /// All of them while the machine stands still.
@@ -21,12 +21,14 @@ pub enum CaptureMode {
     Cow,
 }
 
-const NAMES: [(&str, CaptureMode); 4] =
-    [("auto", CaptureMode::Auto), ("stop", CaptureMode::Stop), ("precopy", CaptureMode::Precopy), ("cow", CaptureMode::Cow)];
+impl CaptureMode {
+    /// What people call each of them.
+    pub const NAMES: [(&str, Self); 4] = [("auto", Self::Auto), ("stop", Self::Stop), ("precopy", Self::Precopy), ("cow", Self::Cow)];
+}
 
 impl fmt::Display for CaptureMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = NAMES.iter().find(|(_, mode)| mode == self).map_or("", |(name, _)| name);
+        let name = Self::NAMES.iter().find(|(_, mode)| mode == self).map_or("", |(name, _)| name);
         f.pad(name)
     }
 }
@@ -35,8 +37,8 @@ impl FromStr for CaptureMode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = NAMES.iter().find(|(name, _)| *name == text);
-        found.map(|(_, mode)| *mode).ok_or_else(|| "expected auto, stop, precopy or cow".to_owned())
+        let found = Self::NAMES.iter().find(|(name, _)| *name == text);
+        found.map(|(_, mode)| *mode).ok_or_else(|| format!("expected one of {}", Self::NAMES.map(|(name, _)| name).join(", ")))
     }
 }
 

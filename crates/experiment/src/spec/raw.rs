@@ -86,10 +86,10 @@ pub(super) struct RawSpec {
     /// Time between two checkpoints. Without it checkpoints are made by hand.
     pub every: Option<Spanned<Interval>>,
     /// When a checkpoint copies memory: `stop` in the pause, `precopy` ahead of it, `cow` after it, before the guest writes again.
-    #[schemars(with = "Option<String>", extend("enum" = ["auto", "stop", "precopy", "cow"], "default" = "auto"))]
+    #[schemars(with = "Option<String>", extend("enum" = CaptureMode::NAMES.map(|(name, _)| name), "default" = "auto"))]
     pub capture: Option<Spanned<CaptureMode>>,
     /// Who tells which pages of memory were written. `fermata doctor` says what this host can do.
-    #[schemars(with = "Option<String>", extend("enum" = ["auto", "scan", "userfault", "compare", "kvm-log", "kvm-ring"], "default" = "auto"))]
+    #[schemars(with = "Option<String>", extend("enum" = TrackerChoice::NAMES.map(|(name, _)| name), "default" = "auto"))]
     pub tracker: Option<Spanned<TrackerChoice>>,
     /// Take all of the memory in each checkpoint, not only what was written. It is only good for comparing.
     #[schemars(extend("default" = false))]

@@ -11,24 +11,14 @@ use super::{
 use fermata_vm::{CaptureMode, TrackerChoice};
 use std::{collections::BTreeMap, str::FromStr};
 
-const CAPTURE: [(&str, CaptureMode); 4] =
-    [("auto", CaptureMode::Auto), ("stop", CaptureMode::Stop), ("precopy", CaptureMode::Precopy), ("cow", CaptureMode::Cow)];
-const TRACKER: [(&str, TrackerChoice); 6] = [
-    ("auto", TrackerChoice::Auto),
-    ("scan", TrackerChoice::Scan),
-    ("userfault", TrackerChoice::Userfault),
-    ("compare", TrackerChoice::Compare),
-    ("kvm-log", TrackerChoice::KvmLog),
-    ("kvm-ring", TrackerChoice::KvmRing),
-];
 
 /// Reads the whole document; none when something in it could not be read.
 pub(super) fn spec(document: Value, faults: &mut Faults) -> Option<RawSpec> {
     let mut fields = Fields::new(document, "an experiment", faults)?;
     let name = fields.required("name", "name: my-experiment", faults).and_then(|value| name(value, faults));
     let every = fields.take("every").and_then(|value| interval(value, faults));
-    let capture = fields.take("capture").and_then(|value| choice(value, &CAPTURE, faults));
-    let tracker = fields.take("tracker").and_then(|value| choice(value, &TRACKER, faults));
+    let capture = fields.take("capture").and_then(|value| choice(value, &CaptureMode::NAMES, faults));
+    let tracker = fields.take("tracker").and_then(|value| choice(value, &TrackerChoice::NAMES, faults));
     let full = fields.take("full").and_then(|value| boolean(value, faults));
     let defaults = fields.take("defaults").and_then(|value| node(value, faults));
     let nodes = fields.required("nodes", "nodes: {m1: {image: disk.qcow2}}", faults).and_then(|value| nodes(value, faults));
