@@ -5,8 +5,8 @@
 //!
 //! Pages are numbered by their place in the RAM *file*, not by guest address: several regions map one file (around the hole below 4 GiB).
 
-use crate::segments::Pieces;
-use fermata_types::{PAGE_SIZE, PageSet};
+use crate::{dirty::DirtyPages, segments::Pieces};
+use fermata_types::PAGE_SIZE;
 use rustix::fs::{Stat, fstat};
 use std::{
     fs::File,
@@ -15,7 +15,7 @@ use std::{
     os::fd::AsFd,
     sync::{
         Arc, RwLock,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence},
+        atomic::{AtomicBool, AtomicU8, Ordering},
     },
 };
 use vm_memory::{
@@ -25,66 +25,6 @@ use vm_memory::{
     guest_memory::GuestMemorySliceIterator,
     mmap::MmapRegionBuilder,
 };
-
-/// Which pages of the RAM file the backend has written.
-///
-/// A page is marked after it was written. So whoever takes the set and then copies the pages has all of what they held when taken, or finds them marked again;
-/// with the rings stopped, every finished write is in the set.
-#[derive(Debug, Default)]
-pub struct DirtyPages {
-    words: RwLock<Box<[AtomicU64]>>,
-}
-
-impl DirtyPages {
-    /// No page.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Takes the pages written since the last call.
-    pub fn take(&self) -> PageSet {
-        let words = read(&self.words);
-        let taken = words.iter().zip(0u32..).filter(|(word, _)| word.load(Ordering::Relaxed) != 0);
-        let pages = taken.flat_map(|(word, i)| {
-            let word = word.swap(0, Ordering::AcqRel);
-            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| i * 64 + bit)
-        });
-        let pages = PageSet::from_sorted_iter(pages).expect("bits come in order");
-        // Pairs with the fence in `mark`: what was written to a page before it was found marked is seen by whoever copies it now.
-        fence(Ordering::SeqCst);
-        pages
-    }
-
-    /// Marks pages. Pages beyond the RAM are not known and ignored.
-    fn mark(&self, first: u64, last: u64) {
-        let words = read(&self.words);
-        for page in first..=last {
-            if let Some(word) = words.get((page / 64) as usize) {
-                let bit = 1 << (page % 64);
-                // Rings are marked over and over: a look first keeps the cache line shared. The fence pairs with `take`: either it sees our
-                // bit, or the write that we report happened before it cleared the word.
-                fence(Ordering::SeqCst);
-                if word.load(Ordering::Relaxed) & bit == 0 {
-                    word.fetch_or(bit, Ordering::AcqRel);
-                }
-            }
-        }
-    }
-
-    fn reach(&self, pages: u64) {
-        let needed = pages.div_ceil(64) as usize;
-        if read(&self.words).len() >= needed {
-            return;
-        }
-        let mut words = self.words.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if words.len() >= needed {
-            return;
-        }
-        let old = words.iter_mut().map(|word| AtomicU64::new(*word.get_mut()));
-        let grown = old.chain(std::iter::repeat_with(|| AtomicU64::new(0))).take(needed).collect();
-        *words = grown;
-    }
-}
 
 /// A stretch of guest RAM as it is mapped here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 //! - [`layers`]: the two traits by which a disk reaches the store
 //! - [`server`]: a disk on a Unix socket, as QEMU's `vhost-user-blk-pci` expects it
 //! - `session`: one connection: the vhost-user protocol and the worker; `ring`: one virtqueue; `device`: virtio block requests
-//! - [`guest`]: guest RAM, brought in before it is touched and reported after it was written
+//! - [`guest`]: guest RAM, brought in before it is touched and reported after it was written; `dirty`: the pages so reported
 //! - [`part`]: the disk as a part of an experiment
 //! - `fuzzing`: what fuzzers call, only with that feature
 //!
@@ -21,6 +21,7 @@
 
 pub mod cut;
 mod device;
+mod dirty;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
@@ -36,11 +37,15 @@ mod segments;
 pub mod server;
 mod session;
 
+/// Where `dirty` takes its atomics and locks from; `tests/interleavings.rs` puts others in this place.
+use std::sync;
+
 pub use cut::{Cut, CutId};
 pub use device::Counters;
+pub use dirty::DirtyPages;
 pub use error::{Error, Result};
 pub use golden::{Format, Golden};
-pub use guest::{DirtyPages, MemoryWatch, Region};
+pub use guest::{MemoryWatch, Region};
 pub use layers::{Pages, Sink};
 pub use overlay::{Disk, DiskOptions, Settled};
 pub use part::{DiskDetails, DiskPart, ImageDetails};

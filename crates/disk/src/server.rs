@@ -3,7 +3,8 @@
 use crate::{
     Disk, Error, Result,
     device::Counters,
-    guest::{DirtyPages, MemoryWatch, Tracking},
+    dirty::DirtyPages,
+    guest::{MemoryWatch, Tracking},
     session::{Link, Protocol, Running},
 };
 use rustix::{

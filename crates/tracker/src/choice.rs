@@ -78,7 +78,8 @@ impl Choice {
     /// All trackers, the ones that `auto` would rather take first. Tries each.
     pub fn survey() -> Vec<Standing> {
         let chosen = Self::Auto.settle().ok();
-        let others = Self::NAMES.into_iter().map(|(_, choice)| choice).filter(|choice| *choice != Self::Auto && !Self::ORDER.contains(choice));
+        let others =
+            Self::NAMES.into_iter().map(|(_, choice)| choice).filter(|choice| *choice != Self::Auto && !Self::ORDER.contains(choice));
         let all = Self::ORDER.into_iter().chain(others);
         all.map(|tracker| {
             let missing = match tracker.available() {

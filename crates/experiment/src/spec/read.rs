@@ -11,7 +11,6 @@ use super::{
 use fermata_vm::{CaptureMode, TrackerChoice};
 use std::{collections::BTreeMap, str::FromStr};
 
-
 /// Reads the whole document; none when something in it could not be read.
 pub(super) fn spec(document: Value, faults: &mut Faults) -> Option<RawSpec> {
     let mut fields = Fields::new(document, "an experiment", faults)?;
