@@ -51,10 +51,12 @@ fn replace(medium: &dyn Medium, directory: &Path, path: &Path, text: &str) -> Re
 }
 
 /// The removed checkpoints, with their parents, that the file of this store tells of.
+///
+/// A damaged line is passed over: at worst a checkpoint that was removed is there again, and without the others nothing could be built again at all.
 pub(crate) fn read(store: &Path) -> Result<BTreeMap<CheckpointId, Option<CheckpointId>>> {
     let path = store.join(FILE);
-    let text = match std::fs::read_to_string(&path) {
-        Ok(text) => text,
+    let bytes = match std::fs::read(&path) {
+        Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
         Err(error) => return Err(Error::io("read", &path)(error)),
     };
@@ -63,8 +65,7 @@ pub(crate) fn read(store: &Path) -> Result<BTreeMap<CheckpointId, Option<Checkpo
         let parent = if parent == NO_PARENT { None } else { Some(parent.parse().ok()?) };
         Some((id.parse().ok()?, parent))
     };
-    let entries = text.lines().map(|line| entry(line).ok_or_else(|| line.chars().take(80).collect::<String>()));
-    entries.collect::<Result<_, _>>().map_err(|line| Error::corrupt(&path, None, "a removed checkpoint", format!("\"{line}\"")))
+    Ok(String::from_utf8_lossy(&bytes).lines().filter_map(entry).collect())
 }
 
 /// Enters a removed checkpoint.

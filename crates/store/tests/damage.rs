@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use fermata_store::{Error, Result, Store};
+use fermata_store::{CollectOptions, Error, Removal, Result, Store};
 use fermata_types::*;
 use std::path::{Path, PathBuf};
 
@@ -207,4 +207,47 @@ fn building_the_index_again_tells_which_packs_are_damaged() {
     }
     Store::rebuild_index(&path).unwrap();
     assert!(sample.read(&Store::open(&path).unwrap()).is_empty());
+}
+
+#[test]
+fn a_flipped_bit_in_the_format_is_refused_by_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let sample = sample(&path);
+    let format = Original::of(&path.join("format"));
+    for bit in 0..format.bytes.len() * 8 {
+        format.with(|bytes| bytes[bit / 8] ^= 1 << (bit % 8));
+        match Store::open(&path) {
+            // White space at the end says nothing.
+            Ok(store) => assert!(sample.read(&store).is_empty()),
+            Err(error) => assert!(error.to_string().contains(path.to_str().unwrap()), "bit {bit}: {error}"),
+        }
+    }
+    drop(format);
+    assert!(sample.read(&Store::open(&path).unwrap()).is_empty());
+}
+
+/// The list of removed checkpoints is asked only when an index is built again.
+#[test]
+fn a_flipped_bit_in_the_list_of_the_removed_costs_no_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let sample = sample(&path);
+    {
+        let store = Store::open(&path).unwrap();
+        store.remove(&Removal { checkpoints: vec![sample.ids[0]], ..Removal::default() }).unwrap();
+        // Writes the list; the removed record lies in a pack that others need.
+        store.collect(&CollectOptions { rewrite_below: 0, wait: true, dry_run: false }, &mut |_, _| {}).unwrap();
+    }
+    let list = Original::of(&path.join("removed"));
+    assert!(!list.bytes.is_empty());
+    for at in 0..list.bytes.len() {
+        list.with(|bytes| bytes[at] ^= 1 << (at % 8));
+        // Away, for it remembers too.
+        std::fs::remove_dir_all(path.join("index")).unwrap();
+        assert!(Store::rebuild_index(&path).unwrap().damaged.is_empty(), "byte {at}");
+        let records = Store::open(&path).unwrap().records().unwrap();
+        let there: Vec<_> = records.iter().map(|(id, _)| *id).collect();
+        assert!(there.contains(&sample.ids[1]), "byte {at}: {there:?}");
+    }
 }

@@ -101,5 +101,5 @@ fn everybody_at_once_and_collectors_that_are_killed() {
     assert_eq!(check(&store), 6);
     // Three checkpoints of 30 pages each on two branches, of 42 contents in all.
     assert!(left < 300_000, "{left} bytes are left");
-    assert!(rounds > 2);
+    assert!(rounds > 0, "no collector was killed beside a writer");
 }

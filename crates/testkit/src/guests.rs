@@ -55,9 +55,9 @@ pub fn debian(name: &str, image: &str, more: &str) -> String {
 }
 
 /// How the Debian guest compiles all the time, from the moment when it is up: a command line for the kernel, so that nobody has to talk to the
-/// guest. The console says [`BEGINS`] before.
+/// guest. It has read its files before, as a machine that has been in use for a while, and then the console says [`BEGINS`].
 pub fn compiling() -> String {
-    debian_running("while :; do make -C /src clean; make -C /src; done")
+    debian_after("find /usr -xdev -type f -exec cat {} + >/dev/null", "while :; do make -C /src clean; make -C /src; done")
 }
 
 /// What the console of a guest says that [`debian_running`] is about to begin its work.
@@ -65,11 +65,18 @@ pub const BEGINS: &str = "fermata begins";
 
 /// A command line for the kernel of the Debian guest that runs this script, which has no quotes, when it is up.
 pub fn debian_running(script: &str) -> String {
+    debian_after("true", script)
+}
+
+/// The same, and another script that runs before.
+fn debian_after(before: &str, script: &str) -> String {
+    // What systemd would take for variables of its own.
+    let escaped = |script: &str| script.replace('$', "$$").replace('%', "%%");
     format!(
         "root=/dev/vda rw console=ttyS0 quiet systemd.run_success_action=none systemd.run_failure_action=none \
-         systemd.run=\"/bin/sh -c 'echo {BEGINS} >/dev/console; {}'\"",
-        // What systemd would take for variables of its own.
-        script.replace('$', "$$").replace('%', "%%")
+         systemd.run=\"/bin/sh -c '{}; echo {BEGINS} >/dev/console; {}'\"",
+        escaped(before),
+        escaped(script)
     )
 }
 
