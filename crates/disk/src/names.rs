@@ -19,8 +19,8 @@ impl Disk {
     pub fn block_name(&self, block: PageNumber, writer: &mut Writer) -> Result<(PageName, Class)> {
         let root = self.saved().ok_or_else(|| Error::Refused("the disk is asked for names before its cut is saved".into()))?;
         match (writer.lookup(&root, block)?, self.golden()) {
-            (Some(ZERO_PAGE), _) => return Ok((ZERO_PAGE, Class::Zero)),
-            (Some(name), _) => return Ok((name, Class::Mapped)),
+            (Some(ZERO_PAGE), _) => Ok((ZERO_PAGE, Class::Zero)),
+            (Some(name), _) => Ok((name, Class::Mapped)),
             (None, Some(golden)) if u64::from(block) < golden.blocks() => {
                 let name = writer.store().image_block(&golden.id(), block);
                 match name {

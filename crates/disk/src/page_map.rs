@@ -192,8 +192,8 @@ impl State {
     }
 
     fn forget_block(&mut self, place: Place) {
-        while let Some(page) = self.blocks.get(&place) {
-            self.unlink(*page);
+        while let Some(page) = self.blocks.get(&place).copied() {
+            self.unlink(page);
         }
     }
 

@@ -85,6 +85,7 @@ impl Aside {
 }
 
 /// The same, of a machine that has gone on.
+#[derive(Default)]
 pub(crate) struct CapturedAside {
     known: Option<Arc<dyn KnownPages>>,
     pages: Vec<Mapped>,

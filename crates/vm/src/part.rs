@@ -324,7 +324,7 @@ impl Captured<Writer> for CapturedMachine {
             self.ahead.insert(page, storage.put_page(content)?);
         }
         self.save_held(storage)?;
-        self.aside.save(&self.config.name, storage, &mut self.ahead)?;
+        std::mem::take(&mut self.aside).save(&self.config.name, storage, &mut self.ahead)?;
         let time_virtual = device_state::virtual_time(&self.devices, self.config.deterministic)
             .ok_or_else(|| self.corrupt("QEMU wrote a device state without a clock"))?;
         let changes: Vec<_> = self.ahead.iter().map(|(page, (name, _))| (*page, (*name != ZERO_PAGE).then_some(*name))).collect();

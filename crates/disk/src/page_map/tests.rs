@@ -124,7 +124,7 @@ proptest! {
             }
         }
         prop_assert_eq!(linked, before.len());
-        prop_assert_eq!(state.under_way.values().map(|under_way| under_way.count).sum::<u32>(), model.moving.iter().map(|moving| moving.run.count).sum());
+        prop_assert_eq!(state.under_way.values().map(|under_way| under_way.count).sum::<u32>(), model.moving.iter().map(|moving| moving.run.count).sum::<u32>());
     }
 }
 
