@@ -32,8 +32,10 @@ fn checked_under_load(name: &str, keys: &str) {
     let keeper = bench.keeper();
     keeper.boot().expect("it boots");
     let run = keeper.run(None).expect("a run");
-    let beside = "cp /bin/busybox /disk/busybox && sync && while :; do echo 3 >/proc/sys/vm/drop_caches; /disk/busybox cksum /disk/busybox; \
-                  dd if=/dev/vda of=/dev/null bs=1M count=24 iflag=direct; dd if=/dev/urandom of=/disk/more bs=64k count=48; done >/dev/null 2>&1 &";
+    // In the background, and with nothing of the agent's left open.
+    let beside = "(cp /bin/busybox /disk/busybox; sync; while :; do echo 3 >/proc/sys/vm/drop_caches; /disk/busybox cksum /disk/busybox; \
+                  dd if=/dev/vda of=/dev/null bs=1M count=24 iflag=direct; dd if=/dev/urandom of=/disk/more bs=64k count=48; done) \
+                  </dev/null >/dev/null 2>&1 &";
     let mut taken: Vec<(CheckpointId, Record)> = Vec::new();
     let both = |text: &str| (text.contains("FAIL") || text.contains("selfcheck round") && text.contains("mapio round")).then_some(());
     await_console(&run.body(), BOOT, both);
