@@ -59,7 +59,13 @@ impl Service for Desk {
     }
 
     fn checkpoint(&self, request: CheckpointRequest) -> Result<Checkpoint, Problem> {
-        let (id, _) = self.keeper.checkpoint(request.run.as_deref(), request.message).map_err(problem)?;
+        let run = request.run.as_deref();
+        let taken = if request.paranoid {
+            self.keeper.checkpoint_paranoid(run, request.message)
+        } else {
+            self.keeper.checkpoint(run, request.message)
+        };
+        let (id, _) = taken.map_err(problem)?;
         Ok(convert::checkpoint(history::entry(self.keeper.host().store(), id).map_err(problem)?))
     }
 

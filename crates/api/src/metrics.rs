@@ -220,6 +220,7 @@ fn add_pages(pages: &mut Metric, duplicates: &mut Metric, of: Labels<'_>, counts
         ("unchanged", counts.unchanged),
         ("free", counts.free),
         ("zero", counts.zero),
+        ("mapped", counts.mapped),
         ("on_disk", counts.on_disk),
         ("known", counts.known),
         ("new", counts.new),

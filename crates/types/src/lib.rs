@@ -15,7 +15,7 @@ pub mod sieve;
 pub mod time;
 
 pub use id::{BlobName, CheckpointId, ImageId, MachineId, NodeName, PackId, PageName, ParseIdError};
-pub use page::{FANOUT, PAGE_SIZE, PageBuf, PageNumber, PageSet, Root, ZERO_PAGE};
+pub use page::{FANOUT, Mapped, PAGE_SIZE, PageBuf, PageNumber, PageSet, Root, ZERO_PAGE};
 pub use part::{PartKind, PartState};
 pub use sieve::{Distances, PageCounts};
 pub use time::VirtualTime;

@@ -13,6 +13,8 @@ pub struct PageCounts {
     pub free: u64,
     /// Zero throughout.
     pub zero: u64,
+    /// Equal to a block of one of the machine's disks, known from its disk requests: neither copied nor hashed.
+    pub mapped: u64,
     /// Equal to a block of a golden image.
     pub on_disk: u64,
     /// Already in the store, known by hash: put before in this checkpoint, or by an earlier one.
@@ -39,7 +41,7 @@ impl PageCounts {
 
     /// Pages written since the parent checkpoint.
     pub fn written(&self) -> u64 {
-        self.free + self.zero + self.on_disk + self.known + self.new
+        self.free + self.zero + self.mapped + self.on_disk + self.known + self.new
     }
 }
 
@@ -48,6 +50,7 @@ impl AddAssign for PageCounts {
         self.unchanged += other.unchanged;
         self.free += other.free;
         self.zero += other.zero;
+        self.mapped += other.mapped;
         self.on_disk += other.on_disk;
         self.known += other.known;
         self.within += other.within;
