@@ -6,7 +6,7 @@ pub use fermata_store::{
     CollectOptions, Collected, Damage, MovedBranch, Remedy, Removed, RemovedCheckpoint, RemovedTag, Report as Verified, Stats, Touched,
     VerifyOptions,
 };
-use fermata_types::{BlobName, CheckpointId, ImageId, MachineId, PageCounts, PartKind, Root};
+use fermata_types::{BlobName, CheckpointId, Composition, ImageId, MachineId, PageCounts, PartKind, Root};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -49,6 +49,9 @@ pub struct Checkpoint {
     /// What the work before and behind the pause was spent on while the guests ran, by part and step.
     #[serde(default)]
     pub background_ms: BTreeMap<String, f64>,
+    /// What the pages of each machine were for, by name; nothing in checkpoints that did not tell.
+    #[serde(default)]
+    pub composition: BTreeMap<String, Composition>,
     /// Bytes of written pages that did not have to be stored, and why.
     #[serde(default)]
     pub saved_bytes: SavedBytes,
