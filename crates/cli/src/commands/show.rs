@@ -15,12 +15,7 @@ use fermata_api::{
 };
 use std::collections::BTreeMap;
 
-/// Length of a bar where there is no terminal to fit.
 const BAR: usize = 60;
-/// Columns that are kept for the words behind a bar.
-const BEHIND: usize = 32;
-const BAR_MIN: usize = 20;
-const BAR_MAX: usize = 120;
 
 /// Tell everything about a checkpoint
 ///
@@ -125,11 +120,11 @@ fn bar(share: f64) -> Cell {
 }
 
 fn pages_by_part(parts: &BTreeMap<String, PageCounts>, style: &Style) -> String {
-    let classes = PageCounts::default().classes().map(|(class, _)| (look(class).header, Set::Right));
-    let mut table = Table::new(&std::iter::once(("  PART", Set::Left)).chain(classes).collect::<Vec<_>>());
-    for (part, counts) in parts {
-        let cells = counts.classes().map(|(_, count)| text::count(count).into());
-        table.row(std::iter::once(format!("  {}", text::harmless(part)).into()).chain(cells).collect());
+    let columns = ["  PART", "UNCHANGED", "FREE", "ZERO", "ON DISK", "KNOWN", "NEW"];
+    let mut table = Table::new(&columns.map(|column| (column, if column == columns[0] { Set::Left } else { Set::Right })));
+    for (part, PageCounts { unchanged, free, zero, on_disk, known, new, .. }) in parts {
+        let counts = [unchanged, free, zero, on_disk, known, new].map(|count| text::count(*count).into());
+        table.row(std::iter::once(format!("  {}", text::harmless(part)).into()).chain(counts).collect());
     }
     table.render(style)
 }
@@ -179,68 +174,39 @@ fn saved(saved: &SavedBytes, style: &Style) -> String {
     table.render(style)
 }
 
-/// How a class of the sieve is shown.
-struct Look {
-    /// What its part of a bar is made of; none for what is in no bar.
-    glyph: Option<&'static str>,
-    paint: Paint,
-    header: &'static str,
-    what: &'static str,
-}
-
-/// The look of a class, by its name in JSON.
-fn look(class: &str) -> Look {
-    let (glyph, paint, header, what) = match class {
-        "unchanged" => (None, Paint::Plain, "UNCHANGED", "not written since the parent"),
-        "free" => (Some("░"), Paint::Dim, "FREE", "free in the guest"),
-        "zero" => (Some("▒"), Paint::Dim, "ZERO", "zero throughout"),
-        "on_disk" => (Some("▓"), Paint::Good, "ON DISK", "equal to a block of a golden image"),
-        "known" => (Some("▚"), Paint::Name, "KNOWN", "in the store already"),
-        "new" => (Some("█"), Paint::Warning, "NEW", "written to the store"),
-        _ => (Some("?"), Paint::Plain, "OTHER", "a class that this version does not know"),
-    };
-    Look { glyph, paint, header, what }
-}
-
 /// The sieve: what became of every page. The bar is of those that were written.
 fn pages(pages: &PageCounts, style: &Style) -> String {
+    let classes = [
+        ("░", Paint::Dim, "free", "free in the guest", pages.free),
+        ("▒", Paint::Dim, "zero", "zero throughout", pages.zero),
+        ("▓", Paint::Good, "on disk", "equal to a block of a golden image", pages.on_disk),
+        ("▚", Paint::Name, "known", "in the store already", pages.known),
+        ("█", Paint::Warning, "new", "written to the store", pages.new),
+    ];
+    let written = pages.written();
+    let lengths = shares(&classes.map(|class| class.4), BAR);
+    let bar: String = classes.iter().zip(lengths).map(|(class, length)| style.paint(class.1, &class.0.repeat(length))).collect();
     let mut table = Table::bare(&[Set::Left, Set::Left, Set::Right, Set::Right, Set::Elastic]);
-    let mut pieces = Vec::new();
-    for (class, count) in pages.classes() {
-        let look = look(class);
-        table.row(vec![
-            look.glyph.map_or_else(|| "  ".into(), |glyph| Cell::new(look.paint, format!("  {glyph}"))),
-            class.replace('_', " ").into(),
-            text::count(count).into(),
-            text::percent(count, pages.total()).into(),
-            Cell::new(Paint::Dim, look.what),
-        ]);
-        pieces.extend(look.glyph.map(|glyph| (glyph, look.paint, count)));
-    }
-    let bar = match pages.written() {
-        0 => String::new(),
-        written => format!("  {}  of {} written\n", stacked_bar(&pieces, style), text::several(written, "page")),
+    let row = |glyph: Cell, name: &str, count: u64, what: &str| {
+        vec![glyph, name.into(), text::count(count).into(), text::percent(count, pages.total()).into(), Cell::new(Paint::Dim, what)]
     };
+    table.row(row("  ".into(), "unchanged", pages.unchanged, "not written since the parent"));
+    for (glyph, paint, name, what, count) in classes {
+        table.row(row(Cell::new(paint, format!("  {glyph}")), name, count, what));
+    }
+    let bar = if written == 0 { String::new() } else { format!("  {bar}  of {} written\n", text::several(written, "page")) };
     format!("{bar}{}", table.render(style))
 }
 
-/// A bar whose pieces are as long as their counts are large: glyph, colour and count of each. It fits the terminal, if there is one.
-pub fn stacked_bar(pieces: &[(&str, Paint, u64)], style: &Style) -> String {
-    let length = style.width.map_or(BAR, |width| width.saturating_sub(BEHIND).clamp(BAR_MIN, BAR_MAX));
-    let counts: Vec<_> = pieces.iter().map(|piece| piece.2).collect();
-    pieces.iter().zip(shares(&counts, length)).map(|(piece, length)| style.paint(piece.1, &piece.0.repeat(length))).collect()
-}
-
 /// Divides `length` in proportion to the counts. What is there at all gets at least one.
-fn shares(counts: &[u64], length: usize) -> Vec<usize> {
+fn shares<const N: usize>(counts: &[u64; N], length: usize) -> [usize; N] {
     let total: u64 = counts.iter().sum();
-    let share = |count: u64| match count {
+    let mut shares = counts.map(|count| match count {
         0 => 0,
         count => ((u128::from(count) * length as u128 / u128::from(total)) as usize).max(1),
-    };
-    let mut shares: Vec<_> = counts.iter().map(|count| share(*count)).collect();
+    });
     // What rounding left over, or took too much, belongs to the largest.
-    if let Some(largest) = (0..counts.len()).max_by_key(|piece| counts[*piece]).filter(|_| total > 0) {
+    if let Some(largest) = (0..N).max_by_key(|class| counts[*class]).filter(|_| total > 0) {
         let others: usize = shares.iter().sum::<usize>() - shares[largest];
         shares[largest] = length.saturating_sub(others);
     }
