@@ -48,6 +48,7 @@ fn saved_bytes(cost: &Cost) -> values::SavedBytes {
     values::SavedBytes {
         zero: bytes(pages.zero),
         free: bytes(pages.free),
+        mapped: bytes(pages.mapped),
         on_disk: bytes(pages.on_disk),
         within: bytes(pages.within),
         across: bytes(pages.known.saturating_sub(pages.within)),

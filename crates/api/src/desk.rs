@@ -59,7 +59,12 @@ impl Service for Desk {
     }
 
     fn checkpoint(&self, request: CheckpointRequest) -> Result<Checkpoint, Problem> {
-        let (id, _) = self.keeper.checkpoint(request.run.as_deref(), request.message).map_err(problem)?;
+        let run = request.run.as_deref();
+        let taken = match request.paranoid {
+            true => self.keeper.checkpoint_paranoid(run, request.message),
+            false => self.keeper.checkpoint(run, request.message),
+        };
+        let (id, _) = taken.map_err(problem)?;
         Ok(convert::checkpoint(history::entry(self.keeper.host().store(), id).map_err(problem)?))
     }
 

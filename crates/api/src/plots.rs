@@ -147,6 +147,7 @@ fn shares_of_duplicates(checkpoints: &[Checkpoint], kind: PartKind) -> Vec<Serie
     let series = vec![
         of("in this checkpoint", |counts| counts.within),
         of("in earlier ones", |counts| counts.known.saturating_sub(counts.within)),
+        of("mapped", |counts| counts.mapped),
         of("on_disk", |counts| counts.on_disk),
     ];
     seen(series)

@@ -69,6 +69,8 @@ pub struct SavedBytes {
     pub zero: u64,
     /// Free in the guest.
     pub free: u64,
+    /// Equal to a block of a disk, known without looking.
+    pub mapped: u64,
     /// Equal to a block of a golden image.
     pub on_disk: u64,
     /// Put before in the same checkpoint.
@@ -99,6 +101,9 @@ pub struct CheckpointRequest {
     pub run: Option<String>,
     /// A word about why.
     pub message: Option<String>,
+    /// Look at the content of each page that would be taken as known, and fail if one is not what it was taken for.
+    #[serde(default)]
+    pub paranoid: bool,
 }
 
 /// Takes a run back (or forward) to a checkpoint.

@@ -162,7 +162,7 @@ fn post(socket: &PathBuf, path: &str, body: &str) -> (u16, String) {
 fn every_request_reaches_the_keeper_and_every_answer_the_client() {
     let Setting { client, .. } = &setting();
     assert_eq!(client.status().unwrap().name, "tryout");
-    let taken = client.checkpoint(CheckpointRequest { run: None, message: Some("before".into()) }).unwrap();
+    let taken = client.checkpoint(CheckpointRequest { run: None, message: Some("before".into()), paranoid: false }).unwrap();
     assert_eq!((taken.message.as_deref(), taken.pause_ms), (Some("before"), 4.25));
     assert_eq!(client.goto(GotoRequest { to: "main~3".into(), ..Default::default() }).unwrap().branch, "main~3");
     assert_eq!(client.fork(ForkRequest { name: Some("what-if".into()), ..Default::default() }).unwrap().run, "what-if");

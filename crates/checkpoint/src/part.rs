@@ -54,6 +54,9 @@ pub trait Part<S: ?Sized>: Send {
     /// What the part is; decides its place in the order of freezing.
     fn kind(&self) -> PartKind;
 
+    /// Whether the next checkpoint looks at the content of what it would otherwise take as known. Told before `prepare`.
+    fn check_content(&mut self, _check: bool) {}
+
     /// Does ahead of the pause, while the guests run, what makes the pause shorter.
     fn prepare(&mut self, storage: &mut S) -> Result<(), Failure>;
 

@@ -21,7 +21,7 @@ pub enum Step {
     Capture(Vec<usize>),
     /// [`crate::Part::thaw`] of these parts.
     Thaw(Vec<usize>),
-    /// [`crate::Captured::save`] of these parts.
+    /// [`crate::Captured::save`] of these parts, one after the other in this order.
     Save(Vec<usize>),
     /// Makes the checkpoint durable: the one step after which it is permanent.
     Commit,
@@ -83,7 +83,7 @@ impl Protocol {
             Phase::Freeze(rank) => Step::Freeze(self.of(rank)),
             Phase::Capture => Step::Capture(all()),
             Phase::Thaw(rank) => Step::Thaw(self.of(rank)),
-            Phase::Save => Step::Save(all()),
+            Phase::Save => Step::Save(self.saving()),
             Phase::Commit => Step::Commit,
             Phase::Settle => Step::Settle { parts: all(), permanent: !self.failed },
             Phase::Over => return None,
@@ -116,6 +116,11 @@ impl Protocol {
             Phase::Commit => Phase::Settle,
             Phase::Settle | Phase::Over => Phase::Over,
         };
+    }
+
+    /// Disks before machines: pages of memory may be named by the blocks that they equal.
+    fn saving(&self) -> Vec<usize> {
+        (0..=RANK_MAX).rev().flat_map(|rank| self.of(rank)).collect()
     }
 
     fn of(&self, rank: u8) -> Vec<usize> {
@@ -154,7 +159,7 @@ mod tests {
             Step::Thaw(vec![1]),
             Step::Thaw(vec![0, 3]),
             Step::Thaw(vec![2]),
-            Step::Save(all.clone()),
+            Step::Save(vec![1, 0, 3, 2]),
             Step::Commit,
             Step::Settle { parts: all, permanent: true },
         ];

@@ -11,7 +11,7 @@ use std::{
     os::unix::fs::FileExt,
     path::Path,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -107,6 +107,8 @@ pub struct Cut {
     pub(crate) base: Root,
     pub(crate) golden: Option<Arc<Golden>>,
     pub(crate) blocks: u32,
+    /// Set once it is saved.
+    pub(crate) saved: Arc<OnceLock<Root>>,
 }
 
 impl Cut {
@@ -151,6 +153,8 @@ impl Cut {
         // Asked last: what was read before the kernel learned of a failure may already be wrong.
         self.overlay.check()?;
         let root = if changes.is_empty() { self.base } else { sink.update(&self.base, &changes)? };
+        // A cut that is saved again gets the same table.
+        let _ = self.saved.set(root);
         Ok((root, counts))
     }
 

@@ -7,7 +7,14 @@
 
 #![allow(unsafe_code, reason = "buffers are handed to system calls where they lie in guest memory")]
 
-use crate::{Disk, Error, golden::SECTOR_SIZE, guest::GuestRam, segments::Pieces};
+use crate::{
+    Disk, Error, PageMap,
+    golden::SECTOR_SIZE,
+    guest::GuestRam,
+    page_map::Transfer,
+    pairs::Pairs,
+    segments::{Output, Pieces},
+};
 use std::{
     io,
     sync::{
@@ -107,8 +114,10 @@ pub struct Device {
     counters: Arc<Counters>,
     /// What the guest gives, and room for its answer: reused from request to request.
     given: Pieces,
+    given_at: Vec<(u64, u32)>,
     wanted: Pieces,
     answer: Vec<(u64, u32)>,
+    pairs: Pairs,
 }
 
 impl Device {
@@ -118,7 +127,16 @@ impl Device {
         for (byte, from) in bytes.iter_mut().zip(serial.bytes()) {
             *byte = from;
         }
-        Self { disk, serial: bytes, counters, given: Pieces::new(), wanted: Pieces::new(), answer: Vec::new() }
+        Self {
+            disk,
+            serial: bytes,
+            counters,
+            given: Pieces::new(),
+            given_at: Vec::new(),
+            wanted: Pieces::new(),
+            answer: Vec::new(),
+            pairs: Pairs::default(),
+        }
     }
 
     /// The virtio features of the device.
@@ -210,6 +228,7 @@ impl Device {
     /// Collects the buffers of a chain: what the guest gives into `given`, where it wants its answer into `answer`. Returns where the status goes.
     fn gather(&mut self, ram: &GuestRam, chain: DescriptorChain<&GuestRam>) -> Option<u64> {
         self.given.clear();
+        self.given_at.clear();
         self.answer.clear();
         let (mut count, mut given_bytes, mut goes_on) = (0, 0, false);
         for descriptor in chain {
@@ -227,6 +246,7 @@ impl Device {
                     return None;
                 }
                 ram.pieces(at, len as usize, &mut self.given).ok()?;
+                self.given_at.push((at, len));
             }
             if count > DESCRIPTORS_MAX {
                 return None;
@@ -255,17 +275,22 @@ impl Device {
         match kind {
             VIRTIO_BLK_T_IN => {
                 let offset = start(sector, answer_bytes)?;
-                let filled = self.fill(ram, |disk, output| Ok(disk.read(offset, output)?))?;
+                let filled = self.fill(ram, Some(offset), |disk, output| Ok(disk.read(offset, output)?))?;
                 count(&counters.reads, 1);
                 count(&counters.read_bytes, answer_bytes);
                 Ok(filled)
             }
             VIRTIO_BLK_T_OUT => {
                 let bytes = given.left() as u64;
-                self.disk.write(start(sector, bytes)?, &mut given)?;
+                let offset = start(sector, bytes)?;
+                let noted = Noted::begin(&self.disk, &mut self.pairs, ram, (&self.given_at, HEADER_BYTES as u64), Some(offset));
+                let result = self.disk.write(offset, &mut given);
+                if let Some(noted) = noted {
+                    noted.end(&self.pairs, result.is_ok());
+                }
+                result?;
                 count(&counters.writes, 1);
                 count(&counters.written_bytes, bytes);
-                // Here a page of guest RAM and a block of the disk are known to be equal: the place to note which.
                 Ok(0)
             }
             VIRTIO_BLK_T_FLUSH => {
@@ -275,7 +300,7 @@ impl Device {
             }
             VIRTIO_BLK_T_GET_ID => {
                 let serial = self.serial;
-                self.fill(ram, |_, output| Ok(output.put(&serial[..SERIAL_BYTES.min(output.left())])?))
+                self.fill(ram, None, |_, output| Ok(output.put(&serial[..SERIAL_BYTES.min(output.left())])?))
             }
             VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES if !self.disk.read_only() => {
                 let mut ranges = [0; 16 * ZERO_RANGES_MAX as usize];
@@ -293,11 +318,12 @@ impl Device {
         }
     }
 
-    /// Lets `with` fill the guest's answer, and notes those pages as written. Returns the bytes of it.
+    /// Lets `with` fill the guest's answer, and notes those pages as written. `offset` is where on the disk it comes from, if it does. Returns the bytes of it.
     fn fill(
         &mut self,
         ram: &GuestRam,
-        with: impl FnOnce(&Disk, &mut crate::segments::Output<'_>) -> Result<(), Failure>,
+        offset: Option<u64>,
+        with: impl FnOnce(&Disk, &mut Output<'_>) -> Result<(), Failure>,
     ) -> Result<u32, Failure> {
         let bytes: u64 = self.answer.iter().map(|(_, len)| u64::from(*len)).sum();
         if bytes > REQUEST_BYTES_MAX {
@@ -307,6 +333,7 @@ impl Device {
         for (at, len) in &self.answer {
             ram.pieces(*at, *len as usize, &mut self.wanted).map_err(|error| Failure::Io(error.to_string()))?;
         }
+        let noted = Noted::begin(&self.disk, &mut self.pairs, ram, (&self.answer, 0), offset);
         // SAFETY: the pieces were put there just now, each checked to lie in guest RAM, which `ram` keeps mapped. No Rust reference ever points
         // into guest RAM.
         let mut output = unsafe { self.wanted.output() };
@@ -314,6 +341,11 @@ impl Device {
         // Even a read that failed may have filled some of it.
         for (at, len) in &self.answer {
             ram.mark(*at, *len as usize);
+        }
+        if let Some(noted) = noted {
+            // What was filled in part, or with something else.
+            self.pairs.rest.iter().for_each(|pages| noted.map.forget_stretch(pages.clone()));
+            noted.end(&self.pairs, result.is_ok());
         }
         // Fits: it is at most REQUEST_BYTES_MAX.
         result.map(|()| bytes as u32)
@@ -351,6 +383,32 @@ impl Device {
             }
         }
         Ok(())
+    }
+}
+
+/// A transfer between pages and blocks that the page map has been told of.
+struct Noted {
+    map: Arc<PageMap>,
+    transfer: Transfer,
+    disk: u32,
+    /// Writes to its pages are noticed.
+    watched: bool,
+}
+
+impl Noted {
+    /// To be called before a byte is moved. `buffers` are the request's, and how many bytes of them are not for the disk.
+    fn begin(disk: &Disk, pairs: &mut Pairs, ram: &GuestRam, buffers: (&[(u64, u32)], u64), offset: Option<u64>) -> Option<Self> {
+        let (map, number) = disk.page_map()?;
+        // A request that does not lie on the disk moves nothing.
+        let offset = offset.filter(|offset| *offset < disk.size());
+        pairs.collect(ram, buffers.0, buffers.1, offset);
+        let transfer = map.begin(&pairs.runs);
+        let watched = !pairs.runs.is_empty() && ram.watch_writes(&pairs.watched);
+        Some(Self { map, transfer, disk: number, watched })
+    }
+
+    fn end(self, pairs: &Pairs, well: bool) {
+        self.map.finish(self.transfer, &pairs.runs, (well && self.watched).then_some(self.disk));
     }
 }
 

@@ -5,16 +5,17 @@
 //!
 //! Pages are numbered by their place in the RAM *file*, not by guest address: several regions map one file (around the hole below 4 GiB).
 
-use crate::segments::Pieces;
-use fermata_types::{PAGE_SIZE, PageSet};
+use crate::{page_map::PageMap, segments::Pieces};
+use fermata_types::{PAGE_SIZE, PageNumber, PageSet};
 use rustix::fs::{Stat, fstat};
 use std::{
     fs::File,
     io,
     iter::FusedIterator,
+    ops::Range,
     os::fd::AsFd,
     sync::{
-        Arc, RwLock,
+        Arc, OnceLock, RwLock,
         atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence},
     },
 };
@@ -107,6 +108,12 @@ pub trait MemoryWatch: Send + Sync {
     /// These pages of the RAM file are about to be read or written. Returns once they hold what the guest has in them. Called very often: it must be quick
     /// for pages that are there.
     fn before_access(&self, first_page: u32, pages: u32) -> io::Result<()>;
+
+    /// Whoever notices writes through other mappings shall notice them in these pages of the RAM file from now on, also where it has noticed one already. Pages
+    /// that were written before are told to `written`: they are ours to report. After an error any of the pages may be among those.
+    fn watch_writes(&self, _pages: &[Range<PageNumber>], _written: &mut dyn FnMut(Range<PageNumber>)) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// What all memory tables of one server share: who is told of accesses, and where writes are noted.
@@ -117,6 +124,7 @@ pub struct Tracking {
     watch: RwLock<Option<Arc<dyn MemoryWatch>>>,
     logging: AtomicBool,
     log: RwLock<Option<Log>>,
+    page_map: OnceLock<Arc<PageMap>>,
 }
 
 impl std::fmt::Debug for Tracking {
@@ -139,6 +147,11 @@ impl Tracking {
     /// Installs or removes the watch.
     pub fn set_watch(&self, watch: Option<Arc<dyn MemoryWatch>>) {
         *self.watch.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = watch;
+    }
+
+    /// From now on the map learns which pages are written otherwise than whole from a block. Only the first map is taken.
+    pub(crate) fn set_page_map(&self, map: Arc<PageMap>) {
+        let _ = self.page_map.set(map);
     }
 
     fn watch(&self) -> Option<Arc<dyn MemoryWatch>> {
@@ -194,15 +207,23 @@ pub struct MarksAt<'a> {
 }
 
 impl Marks {
-    fn mark(&self, offset: usize, len: usize) {
+    /// Notes that something was written, and returns the pages of it.
+    fn mark(&self, offset: usize, len: usize) -> Option<Range<PageNumber>> {
         if len == 0 {
-            return;
-        }
-        if let Some(start) = self.file_offset {
-            let start = start + offset as u64;
-            self.tracking.dirty.mark(start / PAGE_SIZE as u64, (start + len as u64 - 1) / PAGE_SIZE as u64);
+            return None;
         }
         self.tracking.log(self.guest + offset as u64, len as u64);
+        let start = self.file_offset? + offset as u64;
+        let (first, last) = (start / PAGE_SIZE as u64, (start + len as u64 - 1) / PAGE_SIZE as u64);
+        self.tracking.dirty.mark(first, last);
+        Some(first as PageNumber..last as PageNumber + 1)
+    }
+
+    /// The same, of something that is not known to be a block of a disk.
+    fn mark_other(&self, offset: usize, len: usize) {
+        if let (Some(pages), Some(map)) = (self.mark(offset, len), self.tracking.page_map.get()) {
+            map.forget_stretch(pages);
+        }
     }
 }
 
@@ -212,7 +233,7 @@ impl<'a> WithBitmapSlice<'a> for Marks {
 
 impl Bitmap for Marks {
     fn mark_dirty(&self, offset: usize, len: usize) {
-        self.mark(offset, len);
+        self.mark_other(offset, len);
     }
 
     fn dirty_at(&self, _offset: usize) -> bool {
@@ -232,7 +253,7 @@ impl BitmapSlice for MarksAt<'_> {}
 
 impl Bitmap for MarksAt<'_> {
     fn mark_dirty(&self, offset: usize, len: usize) {
-        self.marks.mark(self.offset + offset, len);
+        self.marks.mark_other(self.offset + offset, len);
     }
 
     fn dirty_at(&self, _offset: usize) -> bool {
@@ -361,15 +382,39 @@ impl GuestRam {
         Ok(())
     }
 
-    /// Notes that guest memory was written through [`Self::pieces`].
-    pub fn mark(&self, mut guest: u64, mut len: usize) {
+    /// Notes that guest memory was written through [`Self::pieces`]. What the page map has to know of it is told by who wrote.
+    pub fn mark(&self, guest: u64, len: usize) {
+        self.each_region(guest, len as u64, |mapped, offset, len| _ = mapped.memory.bitmap().mark(offset as usize, len as usize));
+    }
+
+    /// Where guest memory lies: each stretch of it as offset in the RAM file and length. Memory of another file has no offset.
+    pub fn places(&self, guest: u64, len: u64, mut each: impl FnMut(Option<u64>, u64)) {
+        self.each_region(guest, len, |mapped, offset, len| each(mapped.memory.bitmap().file_offset.map(|start| start + offset), len));
+    }
+
+    /// Has writes through other mappings to these pages noticed from now on. False if nobody can.
+    pub fn watch_writes(&self, pages: &[Range<PageNumber>]) -> bool {
+        let Some(watch) = self.tracking.watch() else { return false };
+        let mark = |pages: &Range<PageNumber>| self.tracking.dirty.mark(pages.start.into(), u64::from(pages.end) - 1);
+        let watched = watch.watch_writes(pages, &mut |written| mark(&written));
+        if let Err(error) = &watched
+            && error.kind() != io::ErrorKind::Unsupported
+        {
+            pages.iter().for_each(mark);
+            tracing::debug!(%error, "writes to pages of a request cannot be watched");
+        }
+        watched.is_ok()
+    }
+
+    /// Calls `each` with every region that the range touches, and offset and length within it. Stops where there is no memory.
+    fn each_region(&self, mut guest: u64, mut len: u64, mut each: impl FnMut(&Mapped, u64, u64)) {
         while len > 0
             && let Some(mapped) = self.find(guest)
         {
             let offset = guest - mapped.region.guest;
-            let now = ((mapped.region.len - offset) as usize).min(len);
-            mapped.memory.bitmap().mark(offset as usize, now);
-            guest += now as u64;
+            let now = (mapped.region.len - offset).min(len);
+            each(mapped, offset, now);
+            guest += now;
             len -= now;
         }
     }

@@ -8,6 +8,7 @@
 //! - [`server`]: a disk on a Unix socket, as QEMU's `vhost-user-blk-pci` expects it
 //! - `session`: one connection: the vhost-user protocol and the worker; `ring`: one virtqueue; `device`: virtio block requests
 //! - [`guest`]: guest RAM, brought in before it is touched and reported after it was written
+//! - [`page_map`]: which pages of guest memory equal a block; `pairs`: what a request says of that; `names`: what such a block is called in a checkpoint
 //! - [`part`]: the disk as a part of an experiment
 //! - `fuzzing`: what fuzzers call, only with that feature
 //!
@@ -29,7 +30,10 @@ pub mod golden;
 pub mod guest;
 pub mod layers;
 mod map;
+mod names;
 pub mod overlay;
+pub mod page_map;
+mod pairs;
 pub mod part;
 mod ring;
 mod segments;
@@ -43,6 +47,7 @@ pub use golden::{Format, Golden};
 pub use guest::{DirtyPages, MemoryWatch, Region};
 pub use layers::{Pages, Sink};
 pub use overlay::{Disk, DiskOptions, Settled};
+pub use page_map::PageMap;
 pub use part::{DiskDetails, DiskPart, ImageDetails};
 pub use segments::{Input, Output};
 pub use server::{Server, ServerOptions};

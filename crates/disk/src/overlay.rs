@@ -15,6 +15,7 @@ use crate::{
     golden::{Golden, SECTOR_SIZE},
     layers::Pages,
     map::{BlockMap, Place},
+    page_map::PageMap,
     segments::{Input, Output, with_input, with_output},
 };
 use fermata_store::ImageReader as _;
@@ -23,7 +24,7 @@ use std::{
     io,
     ops::Range,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
 };
 
 const BLOCK: u64 = PAGE_SIZE as u64;
@@ -80,6 +81,10 @@ struct State {
     written: Planes,
     pending: Option<(CutId, Arc<Planes>)>,
     cuts: u64,
+    /// Who has to know which blocks change, and the disk's number there.
+    page_map: Option<(Arc<PageMap>, u32)>,
+    /// The page table of the last cut, once it is saved.
+    saved: Arc<OnceLock<Root>>,
 }
 
 impl Disk {
@@ -136,6 +141,20 @@ impl Disk {
         self.lock().written.blocks()
     }
 
+    /// The page table of the last cut, if that is saved already.
+    pub(crate) fn saved(&self) -> Option<Root> {
+        self.lock().saved.get().copied()
+    }
+
+    /// The map of the machine's pages that equal blocks, and the disk's number in it.
+    pub(crate) fn page_map(&self) -> Option<(Arc<PageMap>, u32)> {
+        self.lock().page_map.clone()
+    }
+
+    pub(crate) fn set_page_map(&self, map: Arc<PageMap>, number: u32) {
+        self.lock().page_map = Some((map, number));
+    }
+
     /// Reads bytes into plain memory.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         with_output(into, |output| self.read(offset, output))
@@ -187,7 +206,16 @@ impl Disk {
         let id = CutId(state.cuts);
         let planes = Arc::new(std::mem::take(&mut state.written));
         state.pending = Some((id, planes.clone()));
-        Ok(Cut { id, planes, overlay: state.overlay.clone(), base: state.base, golden: self.golden.clone(), blocks: self.blocks })
+        state.saved = Arc::default();
+        Ok(Cut {
+            id,
+            planes,
+            overlay: state.overlay.clone(),
+            base: state.base,
+            golden: self.golden.clone(),
+            blocks: self.blocks,
+            saved: state.saved.clone(),
+        })
     }
 
     /// Learns how a cut ended. Does nothing if the disk was reset since the cut.
@@ -209,9 +237,9 @@ impl Disk {
         check_root(&root, self.blocks)?;
         let overlay = new_overlay(&self.overlay_dir, self.blocks)?;
         let state = &mut *self.lock();
-        let cuts = state.cuts;
-        *state = State::new(overlay, self.blocks, root);
-        state.cuts = cuts;
+        state.change(0..self.blocks);
+        let (cuts, page_map) = (state.cuts, state.page_map.take());
+        *state = State { cuts, page_map, ..State::new(overlay, self.blocks, root) };
         Ok(())
     }
 
@@ -441,6 +469,8 @@ impl State {
             written: Planes::default(),
             pending: None,
             cuts: 0,
+            page_map: None,
+            saved: Arc::default(),
         }
     }
 
@@ -466,7 +496,15 @@ impl State {
         }
     }
 
+    /// Tells that blocks hold something else.
+    fn change(&self, blocks: Range<u32>) {
+        if let Some((map, number)) = &self.page_map {
+            map.block_changes(*number, blocks);
+        }
+    }
+
     fn wrote(&mut self, blocks: Range<u32>, place: Place) {
+        self.change(blocks.clone());
         self.map.set(blocks.clone(), place);
         self.written.insert(blocks, place);
     }

@@ -4,6 +4,7 @@ use crate::{
     Disk, Error, Result,
     device::Counters,
     guest::{DirtyPages, MemoryWatch, Tracking},
+    page_map::PageMap,
     session::{Link, Protocol, Running},
 };
 use rustix::{
@@ -114,6 +115,12 @@ impl Server {
     /// Installs, replaces or removes whoever is asked before guest RAM is touched.
     pub fn set_watch(&self, watch: Option<Arc<dyn MemoryWatch>>) {
         self.shared.tracking.set_watch(watch);
+    }
+
+    /// From now on tells `map` of every transfer between pages and blocks; in it the disk has this number. To be called before a guest runs.
+    pub fn set_page_map(&self, map: &Arc<PageMap>, number: u32) {
+        self.shared.disk.set_page_map(map.clone(), number);
+        self.shared.tracking.set_page_map(map.clone());
     }
 
     /// Ends the connection, if there is one, and the threads, and removes the socket. The request that is under way is finished first.

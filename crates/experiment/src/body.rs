@@ -2,15 +2,17 @@
 
 use crate::{
     Error, Host, Result,
+    blocks::Blocks,
     plan::{Plan, details},
 };
-use fermata_disk::{DirtyPages, Disk, DiskOptions, DiskPart, Golden, MemoryWatch, Region, Server, ServerOptions};
+use fermata_disk::{DirtyPages, Disk, DiskOptions, DiskPart, Golden, MemoryWatch, PageMap, Region, Server, ServerOptions};
 use fermata_linux::clock;
 use fermata_store::{Hold, Progress, Record, Store};
 use fermata_types::{ImageId, MachineId, PageNumber, PageSet, Root};
-use fermata_vm::{DEVICES, FIRMWARE, Machine, MachineDetails, MachinePart, OtherWriters, RAM, Restore, ram_pages};
+use fermata_vm::{DEVICES, FIRMWARE, KnownPages, Machine, MachineDetails, MachinePart, OtherWriters, RAM, Restore, ram_pages};
 use std::{
     io,
+    ops::Range,
     sync::{Arc, OnceLock, Weak, atomic::Ordering},
 };
 
@@ -26,6 +28,8 @@ pub struct Body {
     disks: Vec<ServedDisk>,
     /// Pages of guest memory that the disks' servers write.
     dirty: Arc<DirtyPages>,
+    /// Which of them equal blocks; none if writes to single pages cannot be watched.
+    known: Option<Arc<Blocks>>,
     images: Vec<Arc<Golden>>,
     plan: Plan,
     /// The checkpoint that it was restored from: its pages and blocks are read when they are touched, for as long as this lives.
@@ -101,7 +105,14 @@ impl Body {
         let (machine, loaded) = start(plan.machine.clone(), place)?;
         let machine = Arc::new(machine);
         let _ = memory.0.set(Arc::downgrade(&machine));
-        Ok((Self { machine, disks, dirty, images, plan: plan.clone(), held: OnceLock::new() }, loaded))
+        let known = machine.watches_single_pages().then(|| map_pages(&disks));
+        if known.is_none() && !disks.is_empty() {
+            let (machine, tracker) = (&plan.machine.name, machine.capture().tracker);
+            tracing::info!(
+                "{machine}: no page is taken for equal to a block of a disk, since the tracker {tracker} cannot watch single pages"
+            );
+        }
+        Ok((Self { machine, disks, dirty, known, images, plan: plan.clone(), held: OnceLock::new() }, loaded))
     }
 
     /// Keeps the checkpoint that it is about to be restored from in the store.
@@ -196,11 +207,19 @@ impl Body {
 
     fn parts(&self, id: MachineId, ram: Root, owed: PageSet) -> Result<Parts> {
         let writers: Vec<Arc<dyn OtherWriters>> = vec![Arc::new(Backends(self.dirty.clone()))];
-        let mut parts: Parts = vec![Box::new(MachinePart::new(self.machine.clone(), id, ram, owed, writers)?)];
+        let known = self.known.clone().map(|known| known as Arc<dyn KnownPages>);
+        let mut parts: Parts = vec![Box::new(MachinePart::new(self.machine.clone(), id, ram, owed, writers, known)?)];
         let disk_part = |disk: &ServedDisk| DiskPart::new(disk.name.clone(), disk.disk.clone(), disk.server.running(), clock::monotonic);
         parts.extend(self.disks.iter().map(|disk| Box::new(disk_part(disk)) as Box<_>));
         Ok(parts)
     }
+}
+
+/// Has the disks' servers note which pages of guest memory equal blocks.
+fn map_pages(disks: &[ServedDisk]) -> Arc<Blocks> {
+    let map = Arc::new(PageMap::new());
+    disks.iter().zip(0..).for_each(|(disk, number)| disk.server.set_page_map(&map, number));
+    Arc::new(Blocks { map, disks: disks.iter().map(|disk| (disk.name.clone(), disk.disk.clone())).collect() })
 }
 
 /// What the disks' servers write into guest memory, for the machine's checkpoint.
@@ -224,5 +243,10 @@ impl MemoryWatch for GuestMemory {
             Some(machine) => machine.before_access(first, pages),
             None => Ok(()),
         }
+    }
+
+    fn watch_writes(&self, pages: &[Range<PageNumber>], written: &mut dyn FnMut(Range<PageNumber>)) -> io::Result<()> {
+        let machine = self.0.get().and_then(Weak::upgrade).ok_or(io::ErrorKind::Unsupported)?;
+        machine.watch_writes(pages, written).map_err(io::Error::other)
     }
 }

@@ -52,8 +52,9 @@ pub(crate) struct SavedParts {
     pub writer: Writer,
 }
 
-/// Prepares, freezes, captures and thaws. On failure the parts have been settled already. `frozen` is called at the end of the pause, before the thaw.
-pub(crate) fn take(parts: &mut Parts, mut writer: Writer, frozen: &mut dyn FnMut()) -> Result<Tentative, PartFailure> {
+/// Prepares, freezes, captures and thaws; `paranoid` looks at the content of all that would be taken as known. On failure the parts have been settled already. `frozen` is called at the end of the pause, before the thaw.
+pub(crate) fn take(parts: &mut Parts, mut writer: Writer, paranoid: bool, frozen: &mut dyn FnMut()) -> Result<Tentative, PartFailure> {
+    parts.iter_mut().for_each(|part| part.check_content(paranoid));
     let mut protocol = Protocol::new(parts.iter().map(|part| part.kind()));
     let mut captured = Vec::new();
     let mut failure = None;
@@ -126,21 +127,26 @@ fn each(
 impl Tentative {
     /// Stores every part, behind the guests. The writer comes back for the commit.
     pub fn save(mut self) -> Result<SavedParts, PartFailure> {
-        debug_assert!(matches!(self.protocol.step(), Some(Step::Save(_))) && !self.protocol.failed());
-        let mut saved = Vec::new();
+        let Some(Step::Save(order)) = self.protocol.step() else { unreachable!("a checkpoint that was taken is to be saved") };
+        debug_assert!(!self.protocol.failed());
+        let mut captured: Vec<_> = self.captured.into_iter().map(Some).collect();
+        let mut saved: Vec<_> = captured.iter().map(|_| None).collect();
         let mut pages = PageCounts::default();
         let mut parts = BTreeMap::new();
         let mut composition = BTreeMap::new();
         let mut background = self.prepared;
-        for (name, captured) in self.names.into_iter().zip(self.captured) {
+        for index in order {
+            let name = self.names[index].clone();
+            let captured = captured[index].take().expect("each part is saved once");
             let watch = Stopwatch::start();
             let mut part = captured.save(&mut self.writer).map_err(|cause| PartFailure { part: name.clone(), phase: "save", cause })?;
             background.insert(format!("{name} save"), watch.elapsed());
             pages += part.pages;
             composition.extend(part.composition.take().map(|composition| (name.clone(), composition)));
             parts.insert(name, part.pages);
-            saved.push(part);
+            saved[index] = Some(part);
         }
+        let saved = saved.into_iter().map(|part| part.expect("each part is saved")).collect();
         Ok(SavedParts { saved, pages, parts, composition, background, writer: self.writer })
     }
 }

@@ -4,12 +4,14 @@
 //! - `plan`: a specification with all that depends on the host settled
 //! - [`host`]: store, run directory and golden images on this host
 //! - [`body`]: one QEMU process with the servers of its disks
+//! - `blocks`: what the disks know of a machine's memory
 //! - `coordinate`: one checkpoint over all parts
 //! - `fuzzing`: what fuzzers call, only with that feature
 //! - [`run`]: a live execution that grows a branch, and journeys to checkpoints
 //!
 //! It knows no tree of checkpoints, no keeper and no command line. The parts do not know each other: what one has to tell another goes through here.
 
+mod blocks;
 pub mod body;
 mod coordinate;
 mod error;

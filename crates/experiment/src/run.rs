@@ -127,18 +127,27 @@ impl Run {
 
     /// Takes a checkpoint. Returns when it is permanent, or dropped with the guests running on.
     pub fn checkpoint(&self, message: Option<String>) -> Result<(CheckpointId, Record)> {
-        self.checkpoint_observed(message, &mut |_| {})
+        self.take(message, false, &mut |_| {})
+    }
+
+    /// The same, and looks at the content of each page that would be taken as known. Fails if one is not what it was taken for. The pause is longer.
+    pub fn checkpoint_paranoid(&self, message: Option<String>) -> Result<(CheckpointId, Record)> {
+        self.take(message, true, &mut |_| {})
     }
 
     /// The same, for tests and diagnosis: `frozen` may look at the body while it stands still, and makes the pause longer by what it takes.
     pub fn checkpoint_observed(&self, message: Option<String>, frozen: &mut dyn FnMut(&Body)) -> Result<(CheckpointId, Record)> {
+        self.take(message, false, frozen)
+    }
+
+    fn take(&self, message: Option<String>, paranoid: bool, frozen: &mut dyn FnMut(&Body)) -> Result<(CheckpointId, Record)> {
         let _one_at_a_time = self.checkpointing.lock().expect("nobody panics with the lock");
         let (parts, standing, body, _upon) = {
             let mut state = self.state();
             state.moving = Some(state.standing.branch.clone());
             (state.parts.clone(), state.standing.clone(), state.body.clone(), state.hold.clone())
         };
-        let result = self.take_and_save(&parts, standing, &body, message, frozen);
+        let result = self.take_and_save(&parts, standing, &body, (message, paranoid), frozen);
         let mut state = self.state();
         state.moving = None;
         let moved = !Arc::ptr_eq(&state.parts, &parts);
@@ -162,7 +171,7 @@ impl Run {
         parts: &Mutex<Parts>,
         standing: Standing,
         body: &Body,
-        message: Option<String>,
+        (message, paranoid): (Option<String>, bool),
         frozen: &mut dyn FnMut(&Body),
     ) -> Result<(Hold, Record)> {
         if let Status::Gone(why) = body.machine().status() {
@@ -173,7 +182,7 @@ impl Run {
         let lock = || parts.lock().expect("nobody panics with the lock");
         let mut writer = self.host.store().writer()?;
         writer.stand_on(&body.images());
-        let tentative = coordinate::take(&mut lock(), writer, &mut || frozen(body))?;
+        let tentative = coordinate::take(&mut lock(), writer, paranoid, &mut || frozen(body))?;
         let watch = Stopwatch::start();
         let (pause, steps) = (tentative.pause, tentative.steps.clone());
         let result = tentative.save().map_err(Error::from).and_then(|mut done| {

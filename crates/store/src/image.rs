@@ -1,10 +1,11 @@
 //! Golden images: disk images outside the store, whose blocks are known to it by hash and never copied into it.
 
 use crate::{
-    Error, Result, Store, hash,
+    Error, Result, Store,
+    image_names::{NamesWriter, name_of},
     index::{ImageEntry, Location},
 };
-use fermata_types::{ImageId, PAGE_SIZE, PageBuf, PageName, PageNumber};
+use fermata_types::{ImageId, PAGE_SIZE, PageBuf, PageName, PageNumber, ZERO_PAGE};
 use std::{path::Path, sync::Arc};
 
 /// Blocks hashed between two transactions: 256 MiB.
@@ -60,6 +61,10 @@ impl Store {
             self.add_blocks(&id, &entry, &*reader, progress)?;
             entry.complete = true;
             index.write(|write| index.set_image(write, &id, &entry))?;
+        } else if !self.has_image_names(&id, blocks)
+            && let Err(error) = self.add_blocks(&id, &entry, &*reader, progress)
+        {
+            tracing::info!(%error, image = %id, "the names of its blocks are not kept, and found by reading it");
         }
         self.0.images.write().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(entry.number, (id, reader));
         Ok(())
@@ -80,10 +85,13 @@ impl Store {
 
     fn add_blocks(&self, id: &ImageId, entry: &ImageEntry, reader: &dyn ImageReader, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let index = &self.0.index;
+        let mut kept = NamesWriter::create(self, *id)?;
         for first in (0..entry.blocks).step_by(WINDOW as usize) {
             progress(Progress { done: first, total: entry.blocks });
             let end = entry.blocks.min(first + WINDOW);
-            let mut names = hash_window(reader, first, end).map_err(Error::io("read", Path::new(&format!("golden image {id}"))))?;
+            let names = hash_window(reader, first, end).map_err(Error::io("read", Path::new(&format!("golden image {id}"))))?;
+            kept.add(names.iter().copied())?;
+            let mut names: Vec<_> = names.into_iter().zip(first as PageNumber..).filter(|(name, _)| *name != ZERO_PAGE).collect();
             names.sort_unstable();
             names.dedup_by_key(|(name, _)| *name);
             index.write(|write| {
@@ -94,13 +102,15 @@ impl Store {
                 Ok(())
             })?;
         }
+        kept.finish(self)?;
+        self.forget_image_names(id);
         progress(Progress { done: entry.blocks, total: entry.blocks });
         Ok(())
     }
 }
 
-/// Names of the blocks that are not zero, by two threads.
-fn hash_window(reader: &dyn ImageReader, first: u64, end: u64) -> std::io::Result<Vec<(PageName, PageNumber)>> {
+/// Names of the blocks, by two threads.
+fn hash_window(reader: &dyn ImageReader, first: u64, end: u64) -> std::io::Result<Vec<PageName>> {
     let middle = first + (end - first) / 2;
     std::thread::scope(|scope| {
         let other = scope.spawn(|| hash_blocks(reader, middle, end));
@@ -111,8 +121,8 @@ fn hash_window(reader: &dyn ImageReader, first: u64, end: u64) -> std::io::Resul
     })
 }
 
-fn hash_blocks(reader: &dyn ImageReader, first: u64, end: u64) -> std::io::Result<Vec<(PageName, PageNumber)>> {
-    let mut names = Vec::new();
+fn hash_blocks(reader: &dyn ImageReader, first: u64, end: u64) -> std::io::Result<Vec<PageName>> {
+    let mut names = Vec::with_capacity((end - first) as usize);
     let mut buffer = vec![0; READ as usize * PAGE_SIZE];
     let mut at = first;
     while at < end {
@@ -120,8 +130,7 @@ fn hash_blocks(reader: &dyn ImageReader, first: u64, end: u64) -> std::io::Resul
         let bytes = &mut buffer[..count as usize * PAGE_SIZE];
         reader.read_blocks(at as PageNumber, bytes)?;
         let (pages, _) = bytes.as_chunks::<PAGE_SIZE>();
-        let numbered = pages.iter().zip(at as PageNumber..);
-        names.extend(numbered.filter(|(page, _)| !hash::is_zero(page)).map(|(page, block)| (hash::page(page), block)));
+        names.extend(pages.iter().map(name_of));
         at += count;
     }
     Ok(names)

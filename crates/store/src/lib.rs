@@ -8,7 +8,7 @@
 //! - `pack`: pack files; `index`: where everything lies; `lmdb`: checks its file before LMDB sees it
 //! - `table` and `node`: page tables as trees of hashes
 //! - `record`: [`Record`]; `refs`: branches, tags, finding checkpoints
-//! - `image`: golden images
+//! - `image`: golden images; `image_names`: the names of their blocks by number
 //! - `remove`: removing checkpoints; `removed`: what is remembered of them; `hold`: what must stay all the same; `hints`: bytes beside a checkpoint
 //! - `collect`: garbage, and the steps in which it goes; `mark`: what is alive
 //! - `verify`: finding damage and what it touches; `stats`: what is in the store
@@ -30,6 +30,7 @@ mod hash;
 mod hints;
 mod hold;
 mod image;
+mod image_names;
 mod index;
 mod lmdb;
 mod mark;

@@ -51,6 +51,9 @@ pub struct Saved {
     pub zero: u64,
     /// Free pages of the guest.
     pub free: u64,
+    /// Pages known to equal a block of a disk, without a look at them.
+    #[serde(default)]
+    pub mapped: u64,
     /// Pages equal to a block of a golden image.
     pub on_disk: u64,
     /// Pages put before in the same checkpoint.
@@ -150,6 +153,7 @@ impl Stats {
             unchanged: self.sieve.unchanged * PAGE,
             zero: self.sieve.zero * PAGE,
             free: self.sieve.free * PAGE,
+            mapped: self.sieve.mapped * PAGE,
             on_disk: self.sieve.on_disk * PAGE,
             within: self.sieve.within * PAGE,
             across: (self.sieve.known - self.sieve.within.min(self.sieve.known)) * PAGE,

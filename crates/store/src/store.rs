@@ -6,6 +6,7 @@ use crate::{
     error::Named,
     files::{self, FileSystem, Medium},
     hash,
+    image_names::ImageNames,
     index::{Db, Index, Location},
     node::Stored,
     pack::{Frame, Kind, PackFile},
@@ -48,6 +49,7 @@ pub(crate) struct Inner {
     pub medium: Arc<dyn Medium>,
     /// Golden images that somebody has open, by number.
     pub images: RwLock<HashMap<u32, OpenImage>>,
+    pub image_names: ImageNames,
     pub nodes: Cache<NodeName, Arc<Loaded>>,
     frames: Cache<(u32, u64), Arc<Frame>>,
     packs: Cache<u32, Arc<PackFile>>,
@@ -240,6 +242,7 @@ impl Inner {
             index: opened,
             medium,
             images: RwLock::default(),
+            image_names: ImageNames::default(),
             nodes: Cache::new(NODES_CACHED),
             frames: Cache::new(FRAMES_CACHED),
             packs: Cache::new(PACKS_CACHED),

@@ -12,7 +12,7 @@ use crate::{
     store::Inner,
     table::{self, Change, Loaded, Nodes, NodesMut},
 };
-use fermata_types::{BlobName, CheckpointId, ImageId, NodeName, PageBuf, PageCounts, PageName, Root, ZERO_PAGE};
+use fermata_types::{BlobName, CheckpointId, ImageId, NodeName, PageBuf, PageCounts, PageName, PageNumber, Root, ZERO_PAGE};
 use heed::RwTxn;
 use std::{
     collections::{HashMap, HashSet},
@@ -27,6 +27,8 @@ const LOOKUPS_MAX: u32 = 4096;
 pub enum Class {
     /// Zero throughout: never stored.
     Zero,
+    /// Known to equal a block of a disk of the same checkpoint, by who moved it between the two.
+    Mapped,
     /// Equal to a block of a golden image that is open: found there.
     OnDisk,
     /// Put before in this checkpoint, as new.
@@ -46,6 +48,7 @@ impl Class {
     pub fn count_into(self, counts: &mut PageCounts) {
         match self {
             Self::Zero => counts.zero += 1,
+            Self::Mapped => counts.mapped += 1,
             Self::OnDisk => counts.on_disk += 1,
             Self::Within => {
                 counts.known += 1;
@@ -140,6 +143,23 @@ impl Writer {
         self.builder.add_page(&name, page)?;
         self.pages.insert(name);
         Ok((name, Class::New))
+    }
+
+    /// Whether a page of this name will be there for whoever reads this checkpoint, so that it may be named without being put.
+    pub fn claim(&mut self, name: &PageName) -> Result<bool> {
+        if self.pages.contains(name) {
+            return Ok(true);
+        }
+        Ok(match self.locate(name)?.0 {
+            Some(Location::Pack { .. }) => true,
+            Some(Location::Image { image, .. }) => self.image_is_open(image),
+            None => false,
+        })
+    }
+
+    /// What a page table says of one page. The table may come from this writer.
+    pub fn lookup(&self, root: &Root, page: PageNumber) -> Result<Option<PageName>> {
+        table::lookup(self, root, page)
     }
 
     /// Keeps a run of bytes with the checkpoint; at most 256 MiB.

@@ -81,7 +81,7 @@ fn main() {
             let numbers = [mean.count, mean.share, mean.within, mean.across, mean.on_disk, thesis.count, thesis.share];
             shares.rows.push(row_of(load.name, what, &numbers));
             let mib = |of: fn(&PageCounts) -> u64| counts.iter().map(of).sum::<u64>() as f64 * PAGE_SIZE as f64 / MIB;
-            let (used, saved) = (mib(|counts| counts.new), mib(|counts| counts.known + counts.on_disk));
+            let (used, saved) = (mib(|counts| counts.new), mib(|counts| counts.known + lies_on_disk(counts)));
             spaces.rows.push(row_of(load.name, what, &[used, saved, thesis.used, thesis.saved]));
             if kind == PartKind::Machine {
                 distances.rows.push(far(load.name, &counts[1..]));
@@ -120,6 +120,11 @@ fn counts_of(record: &Record, kind: PartKind) -> PageCounts {
     all
 }
 
+/// Pages equal to blocks of a disk, however that was found.
+fn lies_on_disk(counts: &PageCounts) -> u64 {
+    counts.mapped + counts.on_disk
+}
+
 /// Averages over checkpoints. The share is the average of shares, as in the thesis.
 struct Mean {
     count: f64,
@@ -134,14 +139,14 @@ impl Mean {
         let mean = |of: &dyn Fn(&PageCounts) -> f64| all.iter().map(of).sum::<f64>() / all.len() as f64;
         let share = |counts: &PageCounts| match counts.written() - counts.zero {
             0 => 0.0,
-            written => (counts.known + counts.on_disk) as f64 / written as f64 * 100.0,
+            written => (counts.known + lies_on_disk(counts)) as f64 / written as f64 * 100.0,
         };
         Self {
-            count: mean(&|counts| (counts.known + counts.on_disk) as f64),
+            count: mean(&|counts| (counts.known + lies_on_disk(counts)) as f64),
             share: mean(&share),
             within: mean(&|counts| counts.within as f64),
             across: mean(&|counts| (counts.known - counts.within) as f64),
-            on_disk: mean(&|counts| counts.on_disk as f64),
+            on_disk: mean(&|counts| lies_on_disk(counts) as f64),
         }
     }
 }

@@ -84,7 +84,7 @@ fn is_a_checkpoint(value: &Value) {
     assert!(count(&value["time_virtual_ns"]) > 0, "{value}");
     assert!(count(&value["stored_bytes"]) > 0, "{value}");
     let sieve = value["pages"].as_object().unwrap_or_else(|| panic!("no counts: {value}"));
-    let classes = ["unchanged", "free", "zero", "on_disk", "known", "new"].map(|class| count(&sieve[class]));
+    let classes = ["unchanged", "free", "zero", "mapped", "on_disk", "known", "new"].map(|class| count(&sieve[class]));
     assert_eq!(classes.iter().sum::<u64>(), RAM_PAGES + DISK_PAGES, "every page is counted once: {value}");
     assert!(count(&sieve["within"]) <= count(&sieve["known"]), "{value}");
     let parts: Vec<_> = array(&value["parts"]).iter().map(|part| string(&part["name"])).collect();

@@ -162,7 +162,7 @@ fn metrics_agree_with_the_log() {
     agree("pauses", scraped.sum("fermata_pause_seconds_sum", &of), logged(log, |checkpoint| ms(&checkpoint["pause_ms"])));
     agree("saves", scraped.sum("fermata_save_seconds_sum", &of), logged(log, |checkpoint| ms(&checkpoint["save_ms"])));
     agree("bytes", scraped.sum("fermata_stored_bytes_total", &of), logged(log, |checkpoint| count(&checkpoint["stored_bytes"]) as f64));
-    for class in ["unchanged", "free", "zero", "on_disk", "known", "new"] {
+    for class in ["unchanged", "free", "zero", "mapped", "on_disk", "known", "new"] {
         let pages = logged(log, |checkpoint| count(&checkpoint["pages"][class]) as f64);
         agree(class, scraped.sum("fermata_pages_total", &[of[0], of[1], ("class", class)]), pages);
         let blocks = logged(log, |checkpoint| count(&checkpoint["pages_by_part"]["m1/disk0"][class]) as f64);

@@ -218,15 +218,24 @@ impl Keeper {
 
     /// Takes a checkpoint of a run.
     pub fn checkpoint(&self, run: Option<&str>, message: Option<String>) -> Result<(CheckpointId, Record)> {
+        self.checkpoint_now(run, message, false)
+    }
+
+    /// The same, and looks at the content of each page that would be taken as known; see [`Run::checkpoint_paranoid`].
+    pub fn checkpoint_paranoid(&self, run: Option<&str>, message: Option<String>) -> Result<(CheckpointId, Record)> {
+        self.checkpoint_now(run, message, true)
+    }
+
+    fn checkpoint_now(&self, run: Option<&str>, message: Option<String>, paranoid: bool) -> Result<(CheckpointId, Record)> {
         let run = self.run(run)?;
         self.report("storing the checkpoint", Progress::default());
-        let result = self.take(&run, message);
+        let result = self.take(&run, message, paranoid);
         self.report("", Progress::default());
         Ok(result?)
     }
 
-    fn take(&self, run: &Run, message: Option<String>) -> fermata_experiment::Result<(CheckpointId, Record)> {
-        let result = run.checkpoint(message);
+    fn take(&self, run: &Run, message: Option<String>, paranoid: bool) -> fermata_experiment::Result<(CheckpointId, Record)> {
+        let result = if paranoid { run.checkpoint_paranoid(message) } else { run.checkpoint(message) };
         match &result {
             Ok((_, record)) => self.tally().checkpoint(run.name(), &record.cost),
             // Nothing failed: the run is elsewhere.
@@ -435,7 +444,7 @@ impl Keeper {
             if run.body().machine().status() != Status::Running {
                 continue;
             }
-            match self.take(&run, None) {
+            match self.take(&run, None, false) {
                 Ok(_) | Err(fermata_experiment::Error::Left { .. }) => {}
                 Err(error) => {
                     tracing::warn!("run {}: {error}", run.name());

@@ -20,8 +20,8 @@ pub use kvm::{KvmNotes, KvmTracker};
 pub use scan::ScanTracker;
 pub use userfault::{UserfaultTracker, WriteLog};
 
-use fermata_types::PageSet;
-use std::io;
+use fermata_types::{PageNumber, PageSet};
+use std::{io, ops::Range, sync::Arc};
 
 /// What can go wrong.
 #[derive(Debug, thiserror::Error)]
@@ -62,4 +62,18 @@ pub trait Tracker: Send {
     ///
     /// For one instant of all the memory, the writers must stand still.
     fn take(&mut self) -> Result<PageSet>;
+
+    /// A way to watch single pages again, if this tracker has one. It works beside `take`, and from any thread.
+    fn protector(&self) -> Option<Arc<dyn Protector>> {
+        None
+    }
+}
+
+/// Watches single pages again between two calls of [`Tracker::take`].
+pub trait Protector: Send + Sync {
+    /// Watches these stretches of pages from now on: a page of them that the next `take` names was written after this call began. Those that had been written
+    /// before are told to `written`, and are the caller's to remember: `take` names them no more.
+    ///
+    /// After an error any of the pages may have been written, and any may be watched.
+    fn protect(&self, pages: &[Range<PageNumber>], written: &mut dyn FnMut(Range<PageNumber>)) -> Result<()>;
 }

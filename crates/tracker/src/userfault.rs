@@ -6,7 +6,7 @@
 //!   writer ──fault──> whoever reads the userfaultfd ──> (copies the page) ──> WriteLog::wrote: note, then unprotect ──> writer goes on
 //! ```
 
-use crate::{Error, Result, Tracker};
+use crate::{Error, Protector, Result, Tracker};
 use fermata_linux::Userfault;
 use fermata_types::{PAGE_SIZE, PageNumber, PageSet};
 use std::{
@@ -105,5 +105,21 @@ impl Tracker for UserfaultTracker {
         // If this fails half way, the set still names every page that may be open.
         shared.protect_again(&written)?;
         Ok(std::mem::take(&mut *written))
+    }
+
+    fn protector(&self) -> Option<Arc<dyn Protector>> {
+        Some(self.0.0.clone())
+    }
+}
+
+impl Protector for Shared {
+    fn protect(&self, pages: &[Range<PageNumber>], each: &mut dyn FnMut(Range<PageNumber>)) -> Result<()> {
+        let mut written = self.written.lock().expect("nobody panics with the lock");
+        let open: PageSet = pages.iter().flat_map(|run| run.clone()).filter(|page| written.contains(*page)).collect();
+        // All others are protected already: nobody opens a page but under this lock.
+        self.protect_again(&open)?;
+        *written -= &open;
+        open.iter().for_each(|page| each(page..page + 1));
+        Ok(())
     }
 }

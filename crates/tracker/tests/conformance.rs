@@ -9,10 +9,11 @@ use fermata_linux::{
     Discard, Mapping, MemoryFile,
     kvm::{FlatGuest, Noting},
 };
-use fermata_tracker::Choice;
+use fermata_tracker::{Choice, Protector};
 use fermata_types::{PAGE_SIZE, PageNumber, PageSet};
 use rig::Rig;
 use std::{
+    collections::HashMap,
     fs::File,
     ops::Range,
     path::Path,
@@ -46,6 +47,16 @@ macro_rules! conform {
             #[test]
             fn hostile_writers() {
                 super::hostile_writers($choice, Path::new(SHM), 12);
+            }
+
+            #[test]
+            fn watched_again() {
+                super::watched_again($choice);
+            }
+
+            #[test]
+            fn what_was_watched_before_it_was_read_holds() {
+                super::what_was_watched_before_it_was_read_holds($choice);
             }
 
             #[test]
@@ -159,7 +170,7 @@ fn hostile_writers(choice: Choice, directory: &Path, rounds: u64) {
     for round in 0..rounds {
         let others = Mutex::new(PageSet::new());
         let mut writers = std::mem::take(&mut rig.writers);
-        let (memory, pages) = (rig.memory.clone(), rig.pages);
+        let (memory, pages, protector) = (rig.memory.clone(), rig.pages, rig.protector());
         let backend = Mapping::new(rig.file(), memory.range().end - memory.range().start).expect("a mapping");
         let mut touched = thread::scope(|scope| {
             let mut threads = Vec::new();
@@ -179,6 +190,9 @@ fn hostile_writers(choice: Choice, directory: &Path, rounds: u64) {
             }
             threads.push(scope.spawn(|| kernel_writes(&memory, pages, Numbers(round << 8 | 100))));
             threads.push(scope.spawn(|| backend_writes(&backend, pages, &value, &others, Numbers(round << 8 | 101))));
+            if let Some(protector) = &protector {
+                threads.push(scope.spawn(|| protects(&**protector, pages, &others, Numbers(round << 8 | 103))));
+            }
             threads.push(scope.spawn(|| discards(&memory, pages, &others, Numbers(round << 8 | 102))));
             while !threads.iter().all(|thread| thread.is_finished()) {
                 rig.take();
@@ -226,6 +240,16 @@ fn backend_writes(backend: &Mapping, pages: PageNumber, value: &AtomicU64, repor
     touched
 }
 
+/// Pages are watched again between two takes; who asks for that keeps what was written before.
+fn protects(protector: &dyn Protector, pages: PageNumber, report: &Mutex<PageSet>, mut numbers: Numbers) -> PageSet {
+    for _ in 0..100 {
+        let stretches: Vec<_> = (0..3).map(|_| numbers.stretch(pages, 32)).collect();
+        let mut keep = |written: Range<PageNumber>| _ = report.lock().expect("nobody panics").insert_range(written);
+        protector.protect(&stretches, &mut keep).expect("pages are watched again");
+    }
+    PageSet::new()
+}
+
 /// Memory goes out of the mapping, which changes nothing, and out of the file, which its owner reports.
 fn discards(memory: &Mapping, pages: PageNumber, report: &Mutex<PageSet>, mut numbers: Numbers) -> PageSet {
     let mut touched = PageSet::new();
@@ -237,6 +261,76 @@ fn discards(memory: &Mapping, pages: PageNumber, report: &Mutex<PageSet>, mut nu
         touched.insert_range(stretch);
     }
     touched
+}
+
+/// The plain contract of watching pages again: what was written before is told there, what is written after by the next take.
+fn watched_again(choice: Choice) {
+    let Some(mut rig) = Rig::new(choice, Path::new(SHM), PAGES, false) else { return };
+    let Some(protector) = rig.protector() else { return println!("{choice} cannot watch single pages again") };
+    let protect = |stretches: &[Range<PageNumber>]| {
+        let mut told = PageSet::new();
+        protector.protect(stretches, &mut |written| _ = told.insert_range(written)).expect("pages are watched again");
+        told
+    };
+    for round in 1..4 {
+        rig.writers[0].write(&[(5, round), (6, round), (700, round), (PAGES - 1, round)]);
+        assert_eq!(protect(&[4..6, 700..701, 1000..1100]), PageSet::from_iter([5, 700]));
+        assert!(protect(&[4..6, 700..701]).is_empty(), "they were told already");
+        rig.writers[1].write(&[(700, round + 100)]);
+        rig.copy(&PageSet::from_iter([5]));
+        assert_eq!(rig.take(), PageSet::from_iter([6, 700, PAGES - 1]));
+        assert!(protect(&[0..PAGES]).is_empty(), "the take named them");
+        rig.verify("after pages were watched again");
+    }
+}
+
+/// What a page-to-block map stands on: a page that is read after it was watched again, and is named by no take since, still holds what was read.
+fn what_was_watched_before_it_was_read_holds(choice: Choice) {
+    const FEW: PageNumber = 64;
+    let Some(mut rig) = Rig::new(choice, Path::new(SHM), PAGES, false) else { return };
+    let Some(protector) = rig.protector() else { return println!("{choice} cannot watch single pages again") };
+    let (memory, writing) = (rig.memory.clone(), AtomicU64::new(1));
+    // What was read; none while it is being read.
+    let known = Mutex::new(HashMap::new());
+    let read = |page: PageNumber| {
+        known.lock().expect("nobody panics").insert(page, None);
+        protector.protect(&[page..page + 1], &mut |_| ()).expect("pages are watched again");
+        let value = memory.read(u64::from(page) * PAGE_SIZE as u64);
+        if let Some(entry) = known.lock().expect("nobody panics").get_mut(&page) {
+            *entry = Some(value);
+        }
+    };
+    let mut held = 0;
+    for round in 0..30 {
+        let mut writers = std::mem::take(&mut rig.writers);
+        thread::scope(|scope| {
+            let mut threads = Vec::new();
+            for (nth, writer) in writers.iter_mut().enumerate() {
+                let (writing, mut numbers) = (&writing, Numbers(round << 8 | nth as u64));
+                threads.push(scope.spawn(move || {
+                    (0..300)
+                        .for_each(|_| writer.write(&[(numbers.below(FEW.into()) as PageNumber, writing.fetch_add(1, Ordering::Relaxed))]));
+                }));
+            }
+            let (read, mut numbers) = (&read, Numbers(round << 8 | 100));
+            threads.push(scope.spawn(move || (0..300).for_each(|_| read(numbers.below(FEW.into()) as PageNumber))));
+            while !threads.iter().all(|thread| thread.is_finished()) {
+                let named = rig.take();
+                known.lock().expect("nobody panics").retain(|page, _| !named.contains(*page));
+            }
+        });
+        rig.writers = writers;
+        // Some more that nobody writes to any more, or none would hold.
+        (0..FEW).step_by(5).for_each(read);
+        let named = rig.take();
+        let mut known = known.lock().expect("nobody panics");
+        known.retain(|page, _| !named.contains(*page));
+        for (page, value) in &*known {
+            assert_eq!(*value, Some(memory.read(u64::from(*page) * PAGE_SIZE as u64)), "{choice}, round {round}: page {page}");
+        }
+        held += known.len();
+    }
+    assert!(held > 0, "nothing was left to compare");
 }
 
 /// A tmpfs whose pages are huge where they can.

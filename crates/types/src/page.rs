@@ -18,6 +18,17 @@ pub type PageNumber = u32;
 /// A set of pages, small when they lie together.
 pub type PageSet = roaring::RoaringBitmap;
 
+/// A page of a machine's memory that equals a block of one of its disks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mapped {
+    /// The page.
+    pub page: PageNumber,
+    /// Which of the machine's disks, counted from 0.
+    pub disk: u32,
+    /// The block of that disk.
+    pub block: PageNumber,
+}
+
 /// The name of the page of zeros: BLAKE3 of 4096 zero bytes. It is never stored.
 pub const ZERO_PAGE: PageName = PageName(ZERO_PAGE_HASH);
 

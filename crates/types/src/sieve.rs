@@ -13,6 +13,8 @@ pub struct PageCounts {
     pub free: u64,
     /// Zero throughout.
     pub zero: u64,
+    /// Equal to a block of one of the machine's disks, known from its disk requests: neither copied nor hashed.
+    pub mapped: u64,
     /// Equal to a block of a golden image.
     pub on_disk: u64,
     /// Already in the store, known by hash: put before in this checkpoint, or by an earlier one.
@@ -38,6 +40,7 @@ impl PageCounts {
             ("unchanged", self.unchanged),
             ("free", self.free),
             ("zero", self.zero),
+            ("mapped", self.mapped),
             ("on_disk", self.on_disk),
             ("known", self.known),
             ("new", self.new),
@@ -52,7 +55,7 @@ impl PageCounts {
 
     /// Pages written since the parent checkpoint.
     pub fn written(&self) -> u64 {
-        self.free + self.zero + self.on_disk + self.known + self.new
+        self.free + self.zero + self.mapped + self.on_disk + self.known + self.new
     }
 }
 
@@ -61,6 +64,7 @@ impl AddAssign for PageCounts {
         self.unchanged += other.unchanged;
         self.free += other.free;
         self.zero += other.zero;
+        self.mapped += other.mapped;
         self.on_disk += other.on_disk;
         self.known += other.known;
         self.within += other.within;
@@ -137,7 +141,7 @@ mod tests {
 
     #[test]
     fn classes_are_the_fields_and_add_up_to_all() {
-        let counts = PageCounts { unchanged: 1, free: 2, zero: 4, on_disk: 8, known: 16, new: 32, ..PageCounts::default() };
+        let counts = PageCounts { unchanged: 1, free: 2, zero: 4, mapped: 64, on_disk: 8, known: 16, new: 32, ..PageCounts::default() };
         let json = serde_json::to_value(counts).unwrap();
         for (name, count) in counts.classes() {
             assert_eq!(json[name], count, "{name}");

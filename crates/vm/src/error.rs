@@ -1,5 +1,6 @@
 //! What can go wrong with a machine.
 
+use fermata_types::{PageName, PageNumber};
 use std::{io, path::PathBuf};
 
 /// Errors of this room.
@@ -59,6 +60,28 @@ pub enum Error {
         machine: String,
         /// What is wrong with it.
         message: String,
+    },
+    /// A page that was taken to equal a block of a disk does not.
+    #[error(
+        "{machine}: page {page} of its memory was taken to equal block {block} of {disk}, {}, and holds {}. No checkpoint was made. Either the golden image was \
+         changed in a way that does not show, or this is a fault of Fermata's, to be reported; checkpoints of this run that were made without --paranoid may be \
+         wrong. Nothing is taken for known any more until it is moved again, so the next checkpoint looks at every page",
+        expected.short(),
+        found.short()
+    )]
+    Mistaken {
+        /// The machine.
+        machine: String,
+        /// The page.
+        page: PageNumber,
+        /// The block.
+        block: PageNumber,
+        /// The disk that it is on.
+        disk: String,
+        /// The name of the block.
+        expected: PageName,
+        /// The name of what the page holds.
+        found: PageName,
     },
     /// The file system or the kernel refused.
     #[error("{what} {}: {source}", path.display())]

@@ -5,6 +5,7 @@
 //! - [`part`]: the machine as a part of an experiment: what a checkpoint takes of it
 //! - [`pager`]: lazy restore: pages come when they are touched
 //! - [`agent`]: commands inside the guest
+//! - [`known`]: pages that equal blocks of disks, and need not be copied
 //! - [`capture`]: when a checkpoint copies pages; `held`: copy-on-write; `staging`: copies of pages
 //! - `watch`, `faults`: which tracker watches the machine, and who answers its userfaultfd
 //! - `monitor`, `device_state`: QMP, QEMU's state stream; `lines`: what QEMU and the agent may say at once
@@ -24,6 +25,7 @@ mod faults;
 #[doc(hidden)]
 pub mod fuzzing;
 mod held;
+pub mod known;
 mod lines;
 pub mod machine;
 mod monitor;
@@ -38,6 +40,7 @@ pub use capture::{CaptureMode, CaptureOptions};
 pub use config::{Accel, MachineConfig, Place};
 pub use error::{Error, Result};
 pub use fermata_tracker::{Choice as TrackerChoice, Standing as TrackerStanding};
+pub use known::KnownPages;
 pub use machine::{Machine, Restore, Status, qemu_program};
 pub use pager::{Paging, WORKING_SET_MAX};
 pub use part::{DEVICES, FIRMWARE, MachineDetails, MachinePart, OtherWriters, RAM, ram_pages};

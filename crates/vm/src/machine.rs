@@ -18,7 +18,7 @@ use crate::{
 };
 use fermata_linux::{Child, MemoryFile, Userfault, clock::Stopwatch, launch};
 use fermata_store::Store;
-use fermata_tracker::{Choice, Tracker};
+use fermata_tracker::{Choice, Protector, Tracker};
 use fermata_types::{MachineId, PAGE_SIZE, PageNumber, PageSet, Root};
 use qapi::qmp;
 use std::{
@@ -26,6 +26,7 @@ use std::{
     fs::{self, File},
     io::{Read, Write},
     net::Shutdown,
+    ops::Range,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     process::{Command, Stdio},
     sync::{
@@ -88,6 +89,7 @@ pub struct Machine {
     monitor: Monitor,
     memory: Arc<Memory>,
     tracker: Mutex<Box<dyn Tracker>>,
+    protector: Option<Arc<dyn Protector>>,
     capture: CaptureOptions,
     /// Runs from when there is something to serve: at once if writes wait for us, else when a state is being restored.
     faults: OnceLock<FaultServer>,
@@ -185,6 +187,7 @@ impl Machine {
             child,
             monitor,
             memory: Arc::new(memory),
+            protector: tracker.protector(),
             tracker: Mutex::new(tracker),
             capture,
             faults: OnceLock::new(),
@@ -308,6 +311,23 @@ impl Machine {
     /// Pages written by the guest and by QEMU since the last call. For one instant of all of them the machine must be stopped.
     pub fn take_written(&self) -> Result<PageSet> {
         Ok(self.tracker.lock().expect("nobody panics with the lock").take()?)
+    }
+
+    /// Whether [`watch_writes`](Self::watch_writes) can be had: the tracker decides.
+    pub fn watches_single_pages(&self) -> bool {
+        self.protector.is_some()
+    }
+
+    /// From now on [`take_written`](Self::take_written) names those of these pages that are written after this call began, and no others of them. Those written
+    /// before are told to `written`, for whoever asks to remember.
+    pub fn watch_writes(&self, pages: &[Range<PageNumber>], written: &mut dyn FnMut(Range<PageNumber>)) -> Result<()> {
+        match &self.protector {
+            Some(protector) => Ok(protector.protect(pages, written)?),
+            None => {
+                let message = format!("the tracker {} cannot watch single pages", self.capture.tracker);
+                Err(Error::Unsupported { machine: self.config.name.clone(), message })
+            }
+        }
     }
 
     /// The state of the stopped machine's devices, as QEMU writes it.

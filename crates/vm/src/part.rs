@@ -4,7 +4,12 @@
 //! them going straight to the store, and only those written again meanwhile are copied in the pause. So the pause holds: stop, scan, a few pages, device
 //! state, go on. Other ways are in [`CaptureMode`].
 
-use crate::{CaptureMode, Error, Machine, MachineConfig, Result, Status, device_state, held::HeldPages, staging::Staging};
+use crate::{
+    CaptureMode, Error, KnownPages, Machine, MachineConfig, Result, Status, device_state,
+    held::HeldPages,
+    known::{Aside, CapturedAside},
+    staging::Staging,
+};
 use fermata_checkpoint::{Captured, Failure, Note, Outcome, Part, Saved};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::{Class, Writer};
@@ -63,6 +68,8 @@ pub struct MachinePart {
     owed: PageSet,
     ahead: BTreeMap<PageNumber, (PageName, Class)>,
     staging: Staging,
+    /// Pages that equal blocks of disks.
+    aside: Aside,
     /// The guest writes faster than pages can be copied ahead.
     outrun: bool,
     /// All pages of the checkpoint under way.
@@ -74,7 +81,14 @@ pub struct MachinePart {
 
 impl MachinePart {
     /// A machine whose RAM is `base` but for the pages that it `owes`.
-    pub fn new(machine: Arc<Machine>, id: MachineId, base: Root, owed: PageSet, writers: Vec<Arc<dyn OtherWriters>>) -> Result<Self> {
+    pub fn new(
+        machine: Arc<Machine>,
+        id: MachineId,
+        base: Root,
+        owed: PageSet,
+        writers: Vec<Arc<dyn OtherWriters>>,
+        known: Option<Arc<dyn KnownPages>>,
+    ) -> Result<Self> {
         let config = MachineConfig { machine_type: machine.machine_type()?, ..machine.config().clone() };
         Ok(Self {
             machine,
@@ -85,6 +99,7 @@ impl MachinePart {
             owed,
             ahead: BTreeMap::new(),
             staging: Staging::default(),
+            aside: Aside::new(known),
             outrun: false,
             taken: PageSet::new(),
             before: Status::Paused,
@@ -95,6 +110,8 @@ impl MachinePart {
     /// What was written since we last asked, by whomever.
     fn written(&mut self) -> Result<PageSet> {
         let mut pages = self.machine.take_written()?;
+        // Before anything can fail: the tracker names them once.
+        self.aside.written(&pages);
         for writer in &self.writers {
             pages |= writer.take_written();
         }
@@ -133,6 +150,7 @@ impl MachinePart {
         let mut before = u64::MAX;
         for round in 0..ROUNDS_MAX {
             pages |= self.written()?;
+            pages = self.aside.set_aside(pages);
             let left = pages.len();
             let converges = (left as f64) < before as f64 * WORTH;
             // What the store is too slow for, memory may be fast enough for.
@@ -165,6 +183,12 @@ impl MachinePart {
         Ok(self.written()? | owed)
     }
 
+    /// Sets aside, for good, what equals a block. Returns what is left to be copied. In the pause.
+    fn set_aside(&mut self, pages: PageSet) -> Result<(PageSet, CapturedAside)> {
+        let left = self.aside.set_aside(pages);
+        Ok((left, self.aside.capture(self.machine.ram())?))
+    }
+
     fn timed<T>(&mut self, step: &'static str, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let watch = Stopwatch::start();
         let result = work(self);
@@ -182,10 +206,15 @@ impl Part<Writer> for MachinePart {
         PartKind::Machine
     }
 
+    fn check_content(&mut self, check: bool) {
+        self.aside.check = check;
+    }
+
     fn prepare(&mut self, storage: &mut Writer) -> Result<(), Failure> {
         self.notes.clear();
         self.ahead.clear();
         self.taken.clear();
+        self.aside.clear();
         self.staging = Staging::default();
         if self.machine.capture().full {
             self.owed |= self.machine.populated()?;
@@ -218,6 +247,7 @@ impl Part<Writer> for MachinePart {
             // From the list of pages to their being held; somebody may be on the way through since before the machine stopped.
             let _nobody_writes = machine.nobody_writes();
             let pages = self.timed("scan", Self::left)?;
+            let (pages, aside) = self.timed("map", |part| part.set_aside(pages))?;
             let held = match machine.capture().mode {
                 CaptureMode::Cow => true,
                 CaptureMode::Auto => self.outrun && machine.capture().can_hold(),
@@ -229,9 +259,9 @@ impl Part<Writer> for MachinePart {
                 self.timed("copy", |part| part.copy(&pages))?;
                 None
             };
-            Ok::<_, Error>((held, watch.elapsed()))
+            Ok::<_, Error>((held, aside, watch.elapsed()))
         })?;
-        let (held, taken) = pages?;
+        let (held, aside, taken) = pages?;
         // What was left to wait for.
         self.notes.push(Note { step: "devices", took: watch.elapsed().saturating_sub(taken) });
         Ok(Box::new(CapturedMachine {
@@ -242,6 +272,7 @@ impl Part<Writer> for MachinePart {
             ahead: std::mem::take(&mut self.ahead),
             staging: std::mem::take(&mut self.staging),
             held,
+            aside,
             devices,
             firmware: machine.firmware(),
         }))
@@ -280,16 +311,20 @@ struct CapturedMachine {
     staging: Staging,
     /// Pages that are yet to be copied.
     held: Option<HeldPages>,
+    /// Pages that are named by their blocks.
+    aside: CapturedAside,
     devices: Vec<u8>,
     firmware: Arc<[u8]>,
 }
 
 impl Captured<Writer> for CapturedMachine {
     fn save(mut self: Box<Self>, storage: &mut Writer) -> Result<Saved, Failure> {
+        self.aside.spare(&mut self.staging);
         for (page, content) in self.staging.iter() {
             self.ahead.insert(page, storage.put_page(content)?);
         }
         self.save_held(storage)?;
+        std::mem::take(&mut self.aside).save(&self.config.name, storage, &mut self.ahead)?;
         let time_virtual = device_state::virtual_time(&self.devices, self.config.deterministic)
             .ok_or_else(|| self.corrupt("QEMU wrote a device state without a clock"))?;
         let changes: Vec<_> = self.ahead.iter().map(|(page, (name, _))| (*page, (*name != ZERO_PAGE).then_some(*name))).collect();

@@ -28,12 +28,17 @@ pub struct Checkpoint {
     /// The run; needed only if several could be meant
     #[arg(long)]
     run: Option<String>,
+    /// Look at each page that is known to equal a block of a disk all the same, and fail if one does not
+    ///
+    /// Without it such pages are neither copied nor hashed: who moved them between memory and disk has kept book. The guest stands still for longer.
+    #[arg(long)]
+    paranoid: bool,
 }
 
 impl Checkpoint {
     pub fn run(self, context: &Context) -> Result {
         let (_, keeper) = pick::keeper(context)?;
-        let request = CheckpointRequest { run: self.run, message: self.message };
+        let request = CheckpointRequest { run: self.run, message: self.message, paranoid: self.paranoid };
         let taken = progress::during(&context.out, "taking a checkpoint", || keeper.activity(), || keeper.checkpoint(request))?;
         context.out.answer(&taken, |style| text(&taken, context.out.quiet, style))?;
         Ok(0)

@@ -130,7 +130,7 @@ const COLUMNS: [(&str, Set); 8] = [
     ("MESSAGE", Set::Elastic),
 ];
 
-const STATISTICS: [(&str, Set); 12] = [
+const STATISTICS: [(&str, Set); 13] = [
     ("", Set::Left),
     ("ID", Set::Left),
     ("PAUSE", Set::Right),
@@ -138,6 +138,7 @@ const STATISTICS: [(&str, Set); 12] = [
     ("SAVE", Set::Right),
     ("WRITTEN", Set::Right),
     ("ZERO", Set::Right),
+    ("MAPPED", Set::Right),
     ("ON DISK", Set::Right),
     ("TWICE", Set::Right),
     ("EARLIER", Set::Right),
@@ -148,8 +149,15 @@ const STATISTICS: [(&str, Set); 12] = [
 fn statistics_of(checkpoint: &Checkpoint) -> Vec<Cell> {
     let pages = &checkpoint.pages;
     let prepare = checkpoint.background_ms.iter().filter(|(step, _)| step.ends_with(" prepare")).map(|(_, ms)| ms).sum();
-    let counts =
-        [pages.written(), pages.free + pages.zero, pages.on_disk, pages.within, pages.known.saturating_sub(pages.within), pages.new];
+    let counts = [
+        pages.written(),
+        pages.free + pages.zero,
+        pages.mapped,
+        pages.on_disk,
+        pages.within,
+        pages.known.saturating_sub(pages.within),
+        pages.new,
+    ];
     let mut cells = vec![Cell::new(Paint::Id, checkpoint.id.short())];
     cells.extend([checkpoint.pause_ms, prepare, checkpoint.save_ms].map(|ms| text::ms(ms).into()));
     cells.extend(counts.map(|count| text::count(count).into()));
@@ -248,8 +256,8 @@ mod tests {
             [("m1 prepare".to_owned(), 7.0), ("m1/disk0 prepare".to_owned(), 3.0), ("m1 save".to_owned(), 80.0)].into();
         let history = History::new(history);
         let expected = "\
-ID              PAUSE  PREPARE    SAVE  WRITTEN  ZERO  ON DISK  TWICE  EARLIER    NEW    STORED
-010101010101  4.21 ms  10.0 ms  120 ms    3,411   411    1,000    100      400  1,500  12.3 MiB
+ID              PAUSE  PREPARE    SAVE  WRITTEN  ZERO  MAPPED  ON DISK  TWICE  EARLIER    NEW    STORED
+010101010101  4.21 ms  10.0 ms  120 ms    3,411   411       0    1,000    100      400  1,500  12.3 MiB
 ";
         assert_eq!(history.text(&[0], false, true, &Style { color: false, width: Some(120) }), expected);
     }

@@ -120,10 +120,10 @@ fn bar(share: f64) -> Cell {
 }
 
 fn pages_by_part(parts: &BTreeMap<String, PageCounts>, style: &Style) -> String {
-    let columns = ["  PART", "UNCHANGED", "FREE", "ZERO", "ON DISK", "KNOWN", "NEW"];
+    let columns = ["  PART", "UNCHANGED", "FREE", "ZERO", "MAPPED", "ON DISK", "KNOWN", "NEW"];
     let mut table = Table::new(&columns.map(|column| (column, if column == columns[0] { Set::Left } else { Set::Right })));
-    for (part, PageCounts { unchanged, free, zero, on_disk, known, new, .. }) in parts {
-        let counts = [unchanged, free, zero, on_disk, known, new].map(|count| text::count(*count).into());
+    for (part, PageCounts { unchanged, free, zero, mapped, on_disk, known, new, .. }) in parts {
+        let counts = [unchanged, free, zero, mapped, on_disk, known, new].map(|count| text::count(*count).into());
         table.row(std::iter::once(format!("  {}", text::harmless(part)).into()).chain(counts).collect());
     }
     table.render(style)
@@ -157,10 +157,11 @@ fn checkpoints_ago(least: u32) -> String {
 
 /// Bytes of written pages by the sieve that kept them out of the store.
 fn saved(saved: &SavedBytes, style: &Style) -> String {
-    let SavedBytes { zero, free, on_disk, within, across, compression } = *saved;
+    let SavedBytes { zero, free, mapped, on_disk, within, across, compression } = *saved;
     let saved = [
         ("zero", zero),
         ("free", free),
+        ("mapped", mapped),
         ("on disk", on_disk),
         ("twice in a checkpoint", within),
         ("in earlier ones", across),
@@ -179,6 +180,7 @@ fn pages(pages: &PageCounts, style: &Style) -> String {
     let classes = [
         ("░", Paint::Dim, "free", "free in the guest", pages.free),
         ("▒", Paint::Dim, "zero", "zero throughout", pages.zero),
+        ("▞", Paint::Good, "mapped", "equal to a block of a disk, known from its requests", pages.mapped),
         ("▓", Paint::Good, "on disk", "equal to a block of a golden image", pages.on_disk),
         ("▚", Paint::Name, "known", "in the store already", pages.known),
         ("█", Paint::Warning, "new", "written to the store", pages.new),
@@ -263,9 +265,9 @@ Behind the guest
         assert!(shown.contains(expected), "{shown}");
         let expected = "\
 Pages by part
-  PART      UNCHANGED  FREE  ZERO  ON DISK  KNOWN    NEW
-  m1          258,733     0   411    1,000    500  1,500
-  m1/disk0          0     0     0        0      0      0
+  PART      UNCHANGED  FREE  ZERO  MAPPED  ON DISK  KNOWN    NEW
+  m1          258,733     0   411       0    1,000    500  1,500
+  m1/disk0          0     0     0       0        0      0      0
 
 Duplicates
   in this checkpoint      100  20.0 %  ██████████
@@ -275,6 +277,7 @@ Duplicates
 Not stored
   zero                   1.0 MiB  ███████████████
   free                       0 B
+  mapped                     0 B
   on disk                    0 B
   twice in a checkpoint      0 B
   in earlier ones        2.0 MiB  ██████████████████████████████
@@ -306,6 +309,7 @@ Pages
      unchanged  258,733  98.7 %  not written since the parent
   ░  free             0   0.0 %  free in the guest
   ▒  zero           411   0.2 %  zero throughout
+  ▞  mapped           0   0.0 %  equal to a block of a disk, known from its requests
   ▓  on disk      1,000   0.4 %  equal to a block of a golden image
   ▚  known          500   0.2 %  in the store already
   █  new          1,500   0.6 %  written to the store

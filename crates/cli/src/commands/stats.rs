@@ -54,6 +54,7 @@ fn text(figures: &Figures, style: &Style) -> String {
     let saved = SavedBytes {
         free: saved.free,
         zero: saved.zero,
+        mapped: saved.mapped,
         on_disk: saved.on_disk,
         within: saved.within,
         across: saved.across,

@@ -2,16 +2,17 @@
 
 use super::{Bytes, DISK, HIGH, LOW, QEMU, checkpoint, disk};
 use crate::{
-    Disk, Region,
+    Disk, PageMap, Region,
     device::{Counters, Device},
     guest::{Entry, GuestRam, MemoryWatch, Tracking},
     ring::{Next, Ring},
 };
-use fermata_types::PAGE_SIZE;
+use fermata_types::{PAGE_SIZE, PageNumber};
 use rustix::fs::MemfdFlags;
 use std::{
     fs::File,
     io,
+    ops::Range,
     os::unix::fs::FileExt,
     sync::{
         Arc,
@@ -46,6 +47,11 @@ impl MemoryWatch for Hole {
         let hole = self.0.load(Ordering::Relaxed);
         if (first_page..first_page + pages).contains(&hole) { Err(io::Error::other("this page is lost")) } else { Ok(()) }
     }
+
+    fn watch_writes(&self, _pages: &[Range<PageNumber>], _written: &mut dyn FnMut(Range<PageNumber>)) -> io::Result<()> {
+        // The guest stands still while it is served, and its own writes are told to the map.
+        Ok(())
+    }
 }
 
 struct Bench {
@@ -54,6 +60,7 @@ struct Bench {
     counters: Arc<Counters>,
     hole: Arc<Hole>,
     tracking: Arc<Tracking>,
+    map: Arc<PageMap>,
     file: File,
     ram: GuestRam,
     before: Vec<u8>,
@@ -72,9 +79,11 @@ impl Bench {
             |guest, len, file_offset| Entry { guest, len, qemu: QEMU + guest, file_offset, file: file.try_clone().expect("a descriptor") };
         let entries = vec![entry(0, LOW, LOW_AT), entry(HIGH, LOW / 2, HIGH_AT)];
         let ram = GuestRam::new(tracking.clone()).with_table(entries).expect("guest memory");
-        let disk = disk(place.path());
+        let (disk, map) = (disk(place.path()), Arc::new(PageMap::new()));
+        disk.set_page_map(map.clone(), 0);
+        tracking.set_page_map(map.clone());
         let contents = || vec![0; FILE as usize];
-        Self { _place: place, disk, counters: Arc::default(), hole, tracking, file, ram, before: contents(), after: contents() }
+        Self { _place: place, disk, counters: Arc::default(), hole, tracking, map, file, ram, before: contents(), after: contents() }
     }
 
     fn clear(&mut self) {
@@ -86,6 +95,7 @@ impl Bench {
         self.hole.0.store(u32::MAX, Ordering::Relaxed);
         self.disk.reset(checkpoint()).expect("a disk");
         self.tracking.dirty.take();
+        self.map.clear();
     }
 
     /// Where the guest would write itself; bytes outside of its RAM go nowhere.
@@ -94,6 +104,8 @@ impl Bench {
             let Some(within) = at.checked_sub(start).filter(|within| *within < len) else { continue };
             let count = bytes.len().min((len - within) as usize);
             self.file.write_all_at(&bytes[..count], offset + within).expect("it has room");
+            let page = |at: u64| ((offset + within + at) / PAGE) as PageNumber;
+            self.map.forget_stretch(page(0)..page(count as u64) + 1);
         }
     }
 
@@ -103,7 +115,8 @@ impl Bench {
         bytes
     }
 
-    /// Serves what the guest offers. Whatever was written to the guest's RAM must be reported, and nothing else may have been written.
+    /// Serves what the guest offers. Whatever was written to the guest's RAM must be reported, nothing else may have been written, and a page that is said to
+    /// equal a block does.
     fn serve(&mut self, ring: &mut Ring, device: &mut Device, patience: u64) {
         self.file.read_exact_at(&mut self.before, 0).expect("it is there");
         for _ in 0..ROUNDS_MAX {
@@ -122,6 +135,12 @@ impl Bench {
         for page in [0, LOW_AT + LOW, HIGH_AT + LOW / 2] {
             let page = &self.after[page as usize..(page + PAGE) as usize];
             assert!(page.iter().all(|byte| *byte == GUARD), "memory outside the guest's was written");
+        }
+        for mapped in self.map.find(&(0..(FILE / PAGE) as PageNumber).collect()) {
+            let mut block = [0; PAGE_SIZE];
+            self.disk.read_at(u64::from(mapped.block) * PAGE, &mut block).expect("the disk can be read");
+            let page = &self.after[mapped.page as usize * PAGE_SIZE..][..PAGE_SIZE];
+            assert!(page == block, "page {} does not equal block {}", mapped.page, mapped.block);
         }
     }
 

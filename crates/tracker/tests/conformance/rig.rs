@@ -5,7 +5,7 @@ use fermata_linux::{
     kvm::{FlatGuest, Noting, Processor},
     probe,
 };
-use fermata_tracker::{Choice, CompareTracker, KvmNotes, KvmTracker, ScanTracker, Tracker, UserfaultTracker, WriteLog};
+use fermata_tracker::{Choice, CompareTracker, KvmNotes, KvmTracker, Protector, ScanTracker, Tracker, UserfaultTracker, WriteLog};
 use fermata_types::{PAGE_SIZE, PageNumber, PageSet};
 use std::{
     io,
@@ -134,6 +134,11 @@ impl Rig {
     /// The memory itself, for mappings that the tracker does not see.
     pub fn file(&self) -> &MemoryFile {
         &self.ram
+    }
+
+    /// The tracker's way to watch single pages again.
+    pub fn protector(&self) -> Option<Arc<dyn Protector>> {
+        self.tracker.protector()
     }
 
     /// How many pages the tracker may name in a round that nobody touched.

@@ -1,0 +1,59 @@
+//! What the disks' servers know of guest memory, for the machine's checkpoint: which pages equal blocks, and what these are called.
+
+use fermata_checkpoint::Failure;
+use fermata_disk::{Disk, PageMap};
+use fermata_store::{Class, Writer};
+use fermata_types::{Mapped, PageName, PageSet};
+use fermata_vm::KnownPages;
+use std::{collections::BTreeSet, sync::Arc};
+
+/// The disks of a machine by their numbers in its page map.
+pub(crate) struct Blocks {
+    pub map: Arc<PageMap>,
+    /// With their names.
+    pub disks: Vec<(String, Arc<Disk>)>,
+}
+
+impl Blocks {
+    /// The disks that blocks are taken from are still what they were.
+    fn check(&self, pages: &[Mapped]) -> Result<(), Failure> {
+        let used: BTreeSet<_> = pages.iter().map(|mapped| mapped.disk).collect();
+        used.into_iter().try_for_each(|number| Ok(self.disks[number as usize].1.check_image()?))
+    }
+}
+
+impl KnownPages for Blocks {
+    fn written(&self, pages: &PageSet) {
+        self.map.forget(pages);
+    }
+
+    fn find(&self, pages: &PageSet) -> Vec<Mapped> {
+        self.map.find(pages)
+    }
+
+    fn keep(&self, known: &mut Vec<Mapped>) -> PageSet {
+        self.map.keep(known)
+    }
+
+    fn name(&self, pages: &[Mapped], storage: &mut Writer, each: &mut dyn FnMut(Mapped, PageName, Class)) -> Result<(), Failure> {
+        self.check(pages)?;
+        // Neighbouring blocks have their names in the same place.
+        let mut sorted = pages.to_vec();
+        sorted.sort_unstable_by_key(|mapped| (mapped.disk, mapped.block, mapped.page));
+        sorted.dedup();
+        for same in sorted.chunk_by(|a, b| (a.disk, a.block) == (b.disk, b.block)) {
+            let Mapped { disk, block, .. } = same[0];
+            let (name, class) = self.disks[disk as usize].1.block_name(block, storage)?;
+            same.iter().for_each(|mapped| each(*mapped, name, class));
+        }
+        self.check(pages)
+    }
+
+    fn distrust(&self) {
+        self.map.clear();
+    }
+
+    fn disk(&self, number: u32) -> String {
+        self.disks[number as usize].0.clone()
+    }
+}

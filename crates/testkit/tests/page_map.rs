@@ -1,0 +1,106 @@
+//! Pages that are known to equal blocks of disks, in a guest that reads and writes in every way at once: each checkpoint looks at what it would have
+//! taken as known, and the guest goes on from any of them.
+
+use fermata_experiment::{Journey, Status};
+use fermata_store::Record;
+use fermata_testkit::{
+    Bench,
+    bench::{await_console, console},
+    guests,
+};
+use fermata_types::CheckpointId;
+use std::{fs::File, os::unix::fs::FileExt, process::Command, time::Duration};
+
+const BOOT: Duration = Duration::from_secs(120);
+const JOURNEYS: usize = 3;
+const CHECKPOINTS: usize = 10;
+
+/// A disk of a test's own.
+fn disk() -> tempfile::NamedTempFile {
+    let disk = tempfile::NamedTempFile::new().expect("a file");
+    let copied = Command::new("cp").arg("--sparse=always").arg(guests::file("tiny-disk.raw")).arg(disk.path()).status();
+    assert!(copied.expect("cp runs").success());
+    disk
+}
+
+/// The guest's disk goes through: a file by O_DIRECT in units of 512 bytes, one through the page cache, which is dropped again and again, one through a
+/// shared mapping; and beside them whole files are copied, and a program is run from the disk.
+fn checked_under_load(name: &str, keys: &str) {
+    let disk = disk();
+    let node = format!("    image: {}\n    cpus: 2\n", disk.path().display());
+    let bench = Bench::new(&(keys.to_owned() + &guests::tiny(name, "fermata.run=selfcheck:16:8,mapio:8 fermata.disk=rw", &node)));
+    let keeper = bench.keeper();
+    keeper.boot().expect("it boots");
+    let run = keeper.run(None).expect("a run");
+    let beside = "cp /bin/busybox /disk/busybox && sync && while :; do echo 3 >/proc/sys/vm/drop_caches; /disk/busybox cksum /disk/busybox; \
+                  dd if=/dev/vda of=/dev/null bs=1M count=24 iflag=direct; dd if=/dev/urandom of=/disk/more bs=64k count=48; done >/dev/null 2>&1 &";
+    let mut taken: Vec<(CheckpointId, Record)> = Vec::new();
+    let both = |text: &str| (text.contains("FAIL") || text.contains("selfcheck round") && text.contains("mapio round")).then_some(());
+    await_console(&run.body(), BOOT, both);
+    let command = ["sh", "-c", beside].map(str::to_owned);
+    let started = run.body().machine().agent().execute(&command, None, BOOT).expect("the guest's agent answers");
+    assert_eq!(started.status, 0);
+    for number in 0..CHECKPOINTS {
+        std::thread::sleep(Duration::from_millis(300));
+        let checkpoint = keeper.checkpoint_paranoid(None, None);
+        taken.push(checkpoint.unwrap_or_else(|error| panic!("checkpoint {number}: {error}\n{}", console(&run.body()))));
+        if number % (CHECKPOINTS / JOURNEYS) == CHECKPOINTS / JOURNEYS - 1 {
+            assert!(!console(&run.body()).contains("FAIL"), "{}", console(&run.body()));
+            let target = taken[number * 5 % taken.len()].0;
+            keeper.goto(&target.to_string(), None, false, false).expect("a journey");
+            await_console(&run.body(), BOOT, both);
+        }
+    }
+    assert!(!console(&run.body()).contains("FAIL"), "{}", console(&run.body()));
+    assert_eq!(run.body().machine().status(), Status::Running);
+    let mapped: Vec<_> = taken.iter().map(|(_, record)| record.cost.parts["m1"].mapped).collect();
+    println!("{name}: pages known to equal a block: {mapped:?}");
+    assert!(mapped.iter().all(|pages| *pages > 0), "{mapped:?}");
+    for (_, record) in &taken {
+        assert_eq!(record.cost.parts["m1"].total(), 256 << 8, "every page is counted once");
+    }
+    keeper.down(None).expect("it ends");
+}
+
+#[test]
+fn what_is_known_is_so_under_load() {
+    checked_under_load("known", "");
+}
+
+#[test]
+fn what_is_known_is_so_with_write_faults() {
+    checked_under_load("known-faults", "tracker: userfault\n");
+}
+
+/// Somebody changes the golden image so that nothing shows it, and the guest reads what was changed. Names are those of the image as it was, and are not
+/// believed by who looks.
+#[test]
+fn an_image_that_was_changed_unseen_is_found_by_content() {
+    const MIB: u64 = 1 << 20;
+    let disk = disk();
+    let bench =
+        Bench::new(&guests::tiny("unseen", "fermata.run=tick fermata.disk=none", &format!("    image: {}\n", disk.path().display())));
+    let run = bench.boot();
+    await_console(&run.body(), BOOT, |text| text.contains("tick").then_some(()));
+    run.checkpoint(None).expect("a checkpoint");
+    let image = File::options().write(true).open(disk.path()).expect("the image");
+    let modified = image.metadata().and_then(|metadata| metadata.modified()).expect("times");
+    (0..16).for_each(|at| image.write_all_at(b"not what it was", 200 * MIB + at * 65536).expect("it is written"));
+    image.set_modified(modified).expect("times can be set");
+    let read = ["sh", "-c", "dd if=/dev/vda of=/dev/null bs=1M skip=200 count=2"].map(str::to_owned);
+    assert_eq!(run.body().machine().agent().execute(&read, None, BOOT).expect("the agent answers").status, 0);
+    let error = run.checkpoint_paranoid(None).expect_err("a page that differs from its block").to_string();
+    assert!(error.contains("m1/disk0") && error.contains("block 512"), "{error}");
+    // From now on everything is looked at, and the guest has been running all along.
+    let (id, record) = run.checkpoint(None).expect("a checkpoint by content");
+    assert_eq!((record.cost.parts["m1"].mapped, run.body().machine().status()), (0, Status::Running));
+    let back = bench.arrive("back", &id, &record, Journey { eager: true, paused: true, fresh_randomness: false });
+    let text = b"not what it was";
+    let ram = back.body().machine().ram().bytes();
+    let mut page = [0; 4096];
+    let seen = (0..ram / 4096).filter(|number| {
+        back.body().machine().ram().read_at(number * 4096, &mut page).expect("RAM can be read");
+        page.starts_with(text)
+    });
+    assert!(seen.count() >= 16, "the guest's memory is not what it was");
+}

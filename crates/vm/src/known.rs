@@ -1,0 +1,121 @@
+//! Written pages that need be neither copied nor hashed, because somebody knows that they equal blocks of the machine's disks.
+//!
+//! They are set aside when they are first named, while the guest runs, and looked at again in the pause: what is still so then is taken by the name of its block
+//! once the disks are saved; what is not is copied with the rest.
+
+use crate::{Error, Result, staging::Staging};
+use fermata_checkpoint::Failure;
+use fermata_linux::MemoryFile;
+use fermata_store::{Class, Writer};
+use fermata_types::{Mapped, PageName, PageNumber, PageSet};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// Who knows which pages of a machine's memory equal blocks of its disks.
+///
+/// The answers of [`find`](Self::find) and [`keep`](Self::keep) are right while the machine and its disks stand still, once [`written`](Self::written) was
+/// told all that was written up to then. At other times they are guesses.
+pub trait KnownPages: Send + Sync {
+    /// These pages were written by QEMU or by the guest.
+    fn written(&self, pages: &PageSet);
+
+    /// Those of the pages that equal a block, in order.
+    fn find(&self, pages: &PageSet) -> Vec<Mapped>;
+
+    /// Leaves in the list what is still so, and returns the other pages.
+    fn keep(&self, known: &mut Vec<Mapped>) -> PageSet;
+
+    /// Tells `each` the names of the pages, each at least once, as of the checkpoint that `storage` writes. The disks must be saved in it already.
+    fn name(&self, pages: &[Mapped], storage: &mut Writer, each: &mut dyn FnMut(Mapped, PageName, Class)) -> Result<(), Failure>;
+
+    /// One of the answers was wrong: nothing that is known now is to be believed.
+    fn distrust(&self);
+
+    /// What people call a disk.
+    fn disk(&self, number: u32) -> String;
+}
+
+/// The pages of one checkpoint that are set aside.
+#[derive(Default)]
+pub(crate) struct Aside {
+    known: Option<Arc<dyn KnownPages>>,
+    /// A page may be in here twice, with the same block.
+    pages: Vec<Mapped>,
+    /// Look at the content of these pages all the same.
+    pub check: bool,
+}
+
+impl Aside {
+    pub fn new(known: Option<Arc<dyn KnownPages>>) -> Self {
+        Self { known, ..Self::default() }
+    }
+
+    /// A checkpoint begins.
+    pub fn clear(&mut self) {
+        self.pages.clear();
+    }
+
+    /// Tells of writes by QEMU and the guest.
+    pub fn written(&self, pages: &PageSet) {
+        if let Some(known) = &self.known {
+            known.written(pages);
+        }
+    }
+
+    /// Sets aside what equals a block. Returns what has to be copied: the others, and those set aside before of which it is no longer so.
+    pub fn set_aside(&mut self, mut pages: PageSet) -> PageSet {
+        if let Some(known) = &self.known {
+            pages |= known.keep(&mut self.pages);
+            let found = known.find(&pages);
+            pages -= PageSet::from_sorted_iter(found.iter().map(|mapped| mapped.page)).expect("they come in order");
+            self.pages.extend(found);
+        }
+        pages
+    }
+
+    /// What is set aside in the end. In the pause.
+    pub fn capture(&mut self, ram: &MemoryFile) -> Result<CapturedAside> {
+        let mut content = Staging::default();
+        let pages = std::mem::take(&mut self.pages);
+        if self.check {
+            let all = pages.iter().map(|mapped| mapped.page).collect();
+            content.copy(ram, &all).map_err(|source| Error::Io { what: "copying pages of", path: ram.path().to_owned(), source })?;
+        }
+        Ok(CapturedAside { known: self.known.clone(), pages, content })
+    }
+}
+
+/// The same, of a machine that has gone on.
+#[derive(Default)]
+pub(crate) struct CapturedAside {
+    known: Option<Arc<dyn KnownPages>>,
+    pages: Vec<Mapped>,
+    /// What the pages hold, if that is to be checked.
+    content: Staging,
+}
+
+impl CapturedAside {
+    /// Drops copies that were made before it turned out that they are not needed.
+    pub fn spare(&self, copies: &mut Staging) {
+        self.pages.iter().for_each(|mapped| copies.forget(mapped.page));
+    }
+
+    /// Adds names and classes of the pages.
+    pub fn save(self, machine: &str, storage: &mut Writer, into: &mut BTreeMap<PageNumber, (PageName, Class)>) -> Result<(), Failure> {
+        let Some(known) = self.known.filter(|_| !self.pages.is_empty()) else { return Ok(()) };
+        let mut blocks = BTreeMap::new();
+        known.name(&self.pages, storage, &mut |mapped, name, class| {
+            into.insert(mapped.page, (name, class));
+            blocks.insert(mapped.page, mapped);
+        })?;
+        for (page, content) in self.content.iter() {
+            let (name, _) = storage.put_page(content)?;
+            let mapped = blocks[&page];
+            if into[&page].0 != name {
+                known.distrust();
+                let (machine, disk) = (machine.to_owned(), known.disk(mapped.disk));
+                return Err(Error::Mistaken { machine, page, block: mapped.block, disk, expected: into[&page].0, found: name }.into());
+            }
+        }
+        Ok(())
+    }
+}
