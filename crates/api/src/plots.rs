@@ -1,7 +1,7 @@
 //! Figures over a line of checkpoints, as series to draw: what memory held and what became of it, what was written, how much of it was there
 //! before, and what the pause and the work around it were spent on.
 
-use crate::values::{Checkpoint, Panel, Plot, PlottedCheckpoint, Plots, Series};
+use crate::values::{Checkpoint, Panel, Plot, Plots, PlottedCheckpoint, Series};
 use fermata_types::{Composition, PAGE_SIZE, PageCounts, PartKind, Use};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -244,7 +244,8 @@ mod tests {
     }
 
     fn history() -> Vec<Checkpoint> {
-        let machine = PageCounts { unchanged: 768, free: 64, zero: 64, on_disk: 32, known: 64, within: 16, new: 32, ..PageCounts::default() };
+        let machine =
+            PageCounts { unchanged: 768, free: 64, zero: 64, on_disk: 32, known: 64, within: 16, new: 32, ..PageCounts::default() };
         let disk = PageCounts { unchanged: 90, known: 4, new: 6, ..PageCounts::default() };
         let mut history = vec![checkpoint(1, machine, disk), checkpoint(2, machine, PageCounts::default())];
         history[1].pages.distances.add(1);

@@ -92,7 +92,9 @@ fn title(of: &Plots) -> String {
     match of.checkpoints.as_slice() {
         [] => name,
         [only] => format!("{name}: checkpoint {}", only.id.short()),
-        [first, .., last] => format!("{name}: {} checkpoints, {} to {}", text::count(of.checkpoints.len() as u64), first.id.short(), last.id.short()),
+        [first, .., last] => {
+            format!("{name}: {} checkpoints, {} to {}", text::count(of.checkpoints.len() as u64), first.id.short(), last.id.short())
+        }
     }
 }
 

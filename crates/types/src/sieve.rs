@@ -35,7 +35,7 @@ fn is_zero(count: &u64) -> bool {
 
 impl PageCounts {
     /// The classes by the names that they have in JSON, in the order of the sieve.
-    pub fn classes(&self) -> impl Iterator<Item = (&'static str, u64)> {
+    pub fn classes(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         [
             ("unchanged", self.unchanged),
             ("free", self.free),
