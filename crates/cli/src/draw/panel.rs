@@ -153,13 +153,16 @@ impl<'a> Panel<'a> {
     where
         B::ErrorType: 'static,
     {
-        for series in &self.series {
+        for (place, series) in self.series.iter().enumerate() {
+            // Lines that lie on each other are seen by the rims of those below.
+            let rim = (self.series.len() - 1 - place) as u32;
             let points: Vec<_> = series.values.iter().enumerate().map(|(place, value)| Some((place as f64, (*value)?))).collect();
             // A line ends where a checkpoint does not tell, and begins anew behind it.
             let pieces = points.split(Option::is_none).map(|piece| piece.iter().copied().flatten().collect::<Vec<_>>());
-            chart.draw_series(pieces.map(|piece| PathElement::new(piece, series.color.stroke_width(2 * self.scale))))?;
+            chart.draw_series(pieces.map(|piece| PathElement::new(piece, series.color.stroke_width((2 + rim) * self.scale))))?;
             if points.len() <= GAPS_MAX {
-                chart.draw_series(points.iter().flatten().map(|point| Circle::new(*point, 3 * self.scale, series.color.filled())))?;
+                chart
+                    .draw_series(points.iter().flatten().map(|point| Circle::new(*point, (3 + rim) * self.scale, series.color.filled())))?;
             }
         }
         Ok(())
@@ -181,7 +184,7 @@ impl<'a> Panel<'a> {
             area.draw(&Rectangle::new(swatch, series.color.filled()))?;
             area.draw(&Rectangle::new(swatch, FAINT.stroke_width(self.scale)))?;
             let label = format!("{}: {} {}", series.label, number(mean(&series.values)), self.panel.unit);
-            area.draw_text(&label, &font(13, self.scale), (23 * scale, y))?;
+            area.draw_text(&label, &font(13, self.scale), (23 * scale, y + 2 * scale))?;
         }
         let y = (12 + LEGEND_LINE * self.series.len() as i32) * scale;
         area.draw_text("(averages)", &font(12, self.scale).color(&FAINT), (23 * scale, y))?;
@@ -230,6 +233,8 @@ fn look(name: &str) -> Option<(String, RGBColor)> {
         "absent" => ("not the kernel's", BLACK),
         "full" => ("full", BLACK),
         "rest" => ("rest", LIGHT_GREY),
+        "in this checkpoint" => ("in this checkpoint", BLUE),
+        "in earlier ones" => ("in earlier ones", ORANGE),
         _ => return None,
     };
     Some((label.to_owned(), color))
