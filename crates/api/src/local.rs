@@ -35,8 +35,8 @@ pub fn show(store: &Path, experiment: Option<&str>, checkpoint: &str) -> Result<
     Ok(convert::checkpoint(find(&open(store)?, experiment, checkpoint)?))
 }
 
-/// The line of checkpoints that leads to one, from the oldest to the newest. Without a name it leads to the newest of the branch `main`, or of
-/// the latest checkpoint's branch where there is no such branch. With `since` it begins behind that checkpoint, which must be on it.
+/// The line of checkpoints that leads to one, from the oldest to the newest. Without a name it leads to the newest of the branch
+/// `main`, or to the latest of all where there is no such branch. With `since` it begins behind that checkpoint, which must be on it.
 pub fn line(store: &Path, experiment: &str, to: Option<&str>, since: Option<&str>) -> Result<Vec<Checkpoint>, Problem> {
     let store = open(store)?;
     let entries = history::log(&store, Some(experiment)).map_err(problem)?;

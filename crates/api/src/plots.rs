@@ -1,5 +1,5 @@
-//! Figures over a line of checkpoints, as series to draw: what memory held and what became of it, what was written, how much of it was there
-//! before, and what the pause and the work around it were spent on.
+//! Figures over a line of checkpoints, as series to draw: what memory held and what became of it, what was written, how much of
+//! it was there before, and what the pause and the work around it were spent on.
 
 use crate::values::{Checkpoint, Panel, Plot, Plots, PlottedCheckpoint, Series};
 use fermata_types::{Composition, PAGE_SIZE, PageCounts, PartKind, Use};
@@ -58,8 +58,8 @@ fn uses(checkpoints: &[Checkpoint]) -> Vec<Series> {
     seen(Use::ALL.iter().map(of).collect())
 }
 
-/// How much of the memory each method of checkpointing saves, in whole pages; and what this checkpoint put into the store, with its disks, after
-/// duplicates were left out and the rest was compressed.
+/// How much of the memory each method of checkpointing saves, in whole pages; and what this checkpoint put into the store, with
+/// its disks, after duplicates were left out and the rest was compressed.
 fn methods(checkpoints: &[Checkpoint]) -> Panel {
     let of = |name: &str, amount: &dyn Fn(&Checkpoint) -> Option<f64>| Series {
         name: name.to_owned(),

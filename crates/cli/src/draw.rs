@@ -1,6 +1,7 @@
 //! Draws plots as SVG and PNG: panels below each other, each with its legend on its right.
 //!
-//! Both come from the same calls, on another backend of the library. The font of the PNG is built in, so that a host without fonts draws the same.
+//! Both come from the same calls, on another backend of the library. The font of the PNG is built in, so that a host without fonts
+//! draws the same.
 
 mod panel;
 

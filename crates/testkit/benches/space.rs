@@ -1,4 +1,4 @@
-//! How much of a guest's memory checkpoints keep, and how long they take: five workloads, four methods and savevm, as a paper's tables 4 to 6.
+//! How much of a guest's memory checkpoints keep: five workloads, four methods and savevm, as tables 4 to 6 of a paper.
 //!
 //! Needs guests: space
 
@@ -69,9 +69,10 @@ fn main() {
     report.note(format!(
         "{MEMORY_MIB} MiB and one processor, as in the paper; its guests ran on real hardware, and its workloads were larger"
     ));
-    report.note("saved: whole pages that the method does not leave out, as the paper counts; kept: of them those that the store did not have and that are not zero");
-    report.note("written: bytes that the store grew by, times the memory's share of the new pages: the disks are in the same pack, and are not counted");
-    report.note("time: from the request to everything being durable, while the guest runs on; savevm holds the guest all the while, and waits for no disk");
+    report.note("saved: whole pages that the method does not leave out, as the paper counts");
+    report.note("kept: of them those that are not zero and that the store did not have");
+    report.note("written: bytes that the store grew by, times the memory's share of the new pages, for the disks are in the same pack");
+    report.note("time: from the request to all being durable, while the guest runs; savevm holds the guest, and waits for no disk");
     report.print();
 }
 

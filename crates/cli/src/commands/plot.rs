@@ -17,9 +17,10 @@ const ALL: &str = "all";
 
 /// Draw where memory and time go, over the checkpoints of a run
 ///
-/// memory: what the guest's pages are for and what became of them, checkpoint by checkpoint, and how much each method of checkpointing has to save.
-/// dirty: pages and blocks written since the checkpoint before. duplicates: how much of them was there before, and how long before. pause, background:
-/// what the pause and the work around it were spent on. Needs no running experiment. `--json` prints the values that are drawn.
+/// memory: what the guest's pages are for and what became of them, checkpoint by checkpoint, and how much each method of
+/// checkpointing has to save. dirty: pages and blocks written since the checkpoint before. duplicates: how much of them was there
+/// before, and how long before. pause, background: what the pause and the work around it were spent on. Needs no running
+/// experiment. `--json` prints the values that are drawn.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -31,7 +32,7 @@ pub struct Plot {
     /// An experiment, or a branch, a tag or a checkpoint of one: the line of checkpoints that leads there [default: the branch main]
     #[arg(value_name = "EXPERIMENT|BRANCH|ID")]
     name: Option<String>,
-    /// Where to: a .svg or .png with all in it, or a directory that gets both of each [default: EXPERIMENT.svg; with --json nothing is drawn]
+    /// Where to: a .svg or .png with all, or a directory for both of each [default: EXPERIMENT.svg, and nothing with --json]
     #[arg(short, long, value_name = "FILE|DIR")]
     output: Option<PathBuf>,
     /// What to draw
