@@ -5,6 +5,9 @@ use crate::values::{Checkpoint, Panel, Plot, Plots, PlottedCheckpoint, Series};
 use fermata_types::{Composition, PAGE_SIZE, PageCounts, PartKind, Use};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Times by part and step, ms.
+type Steps = BTreeMap<String, f64>;
+
 const MIB: f64 = (1 << 20) as f64;
 
 /// What can be plotted, by name and in this order.
@@ -164,7 +167,7 @@ fn distances(checkpoints: &[Checkpoint]) -> Vec<Series> {
 }
 
 /// What a time was spent on, in ms and in percent. What no step accounts for is a series of its own, if the whole is known.
-fn spent(checkpoints: &[Checkpoint], what: &str, of: fn(&Checkpoint) -> (&BTreeMap<String, f64>, Option<f64>)) -> Vec<Panel> {
+fn spent(checkpoints: &[Checkpoint], what: &str, of: fn(&Checkpoint) -> (&Steps, Option<f64>)) -> Vec<Panel> {
     let steps: BTreeSet<_> = checkpoints.iter().flat_map(|checkpoint| of(checkpoint).0.keys()).collect();
     let sum = |checkpoint: &Checkpoint| of(checkpoint).0.values().sum::<f64>();
     let rest = |checkpoint: &Checkpoint| of(checkpoint).1.map_or(0.0, |whole| (whole - sum(checkpoint)).max(0.0));
