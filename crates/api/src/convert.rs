@@ -36,6 +36,7 @@ pub(crate) fn checkpoint(entry: Entry) -> values::Checkpoint {
         pages: record.cost.pages,
         pages_by_part: record.cost.parts,
         background_ms: record.cost.background_ns.into_iter().map(|(step, ns)| (step, from_ns(ns))).collect(),
+        composition: record.cost.composition,
         parts: record.parts.into_iter().map(part).collect(),
         images: record.images,
     }

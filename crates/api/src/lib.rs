@@ -7,6 +7,7 @@
 //! - [`paths`]: where things are on this host
 //! - [`metrics`]: figures for Prometheus
 //! - [`housekeeping`]: removing, collecting, verifying and counting what is in a store
+//! - [`plots`]: figures over many checkpoints, as series to draw
 //! - [`doctor`]: what this host can and cannot do
 //! - [`spec`]: the specification of an experiment, handed through to the doors
 //!
@@ -21,6 +22,7 @@ mod keeping;
 pub mod local;
 pub mod metrics;
 pub mod paths;
+pub mod plots;
 pub mod server;
 pub mod service;
 pub mod values;

@@ -6,12 +6,18 @@ use crate::{
 };
 use fermata_store::Store;
 use fermata_timeline::{Entry, history};
-use std::path::{Path, PathBuf};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
 
 pub use crate::{
     keeping::{UpRequest, bury, client, experiments, keep, revive, up, up_in_foreground},
     paths::run_root,
 };
+
+/// The branch that is meant when none is named: that of the run that `up` starts.
+const FIRST_RUN: &str = "main";
 
 /// The store that is meant: the one given, else `$FERMATA_STORE`, else `fermata` in the user's data directory, else in the system's.
 pub fn store_path(given: Option<PathBuf>) -> PathBuf {
@@ -27,6 +33,40 @@ pub fn log(store: &Path, experiment: Option<&str>) -> Result<Vec<Checkpoint>, Pr
 /// One checkpoint: id, unique beginning of one, tag or branch, each with `~N`.
 pub fn show(store: &Path, experiment: Option<&str>, checkpoint: &str) -> Result<Checkpoint, Problem> {
     Ok(convert::checkpoint(find(&open(store)?, experiment, checkpoint)?))
+}
+
+/// The line of checkpoints that leads to one, from the oldest to the newest. Without a name it leads to the newest of the branch
+/// `main`, or to the latest of all where there is no such branch. With `since` it begins behind that checkpoint, which must be on it.
+pub fn line(store: &Path, experiment: &str, to: Option<&str>, since: Option<&str>) -> Result<Vec<Checkpoint>, Problem> {
+    let store = open(store)?;
+    let entries = history::log(&store, Some(experiment)).map_err(problem)?;
+    let to = match to {
+        Some(name) => find(&store, Some(experiment), name)?.id,
+        None => {
+            let main = entries.iter().find(|entry| entry.heads.iter().any(|head| head == FIRST_RUN));
+            let latest = || entries.iter().max_by_key(|entry| entry.record.created_ns);
+            main.or_else(latest).ok_or_else(|| Problem::new(format!("there is no checkpoint of {experiment}")))?.id
+        }
+    };
+    let since = since.map(|name| find(&store, Some(experiment), name)).transpose()?.map(|entry| entry.id);
+    let mut entries: HashMap<_, _> = entries.into_iter().map(|entry| (entry.id, entry)).collect();
+    let mut line = Vec::new();
+    let mut next = Some(to);
+    while let Some(id) = next.filter(|id| Some(*id) != since) {
+        // A parent that was removed ends the line.
+        let Some(entry) = entries.remove(&id) else { break };
+        next = entry.record.parent;
+        line.push(convert::checkpoint(entry));
+    }
+    if let Some(since) = since.filter(|since| next != Some(*since)) {
+        return Err(Problem::new(format!(
+            "checkpoint {} is not on the line that leads to {}: `fermata log --graph` shows both",
+            since.short(),
+            to.short()
+        )));
+    }
+    line.reverse();
+    Ok(line)
 }
 
 /// How two checkpoints differ.

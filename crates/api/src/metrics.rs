@@ -216,16 +216,7 @@ fn add_steps(metric: &mut Metric, of: Labels<'_>, steps: &Steps) {
 }
 
 fn add_pages(pages: &mut Metric, duplicates: &mut Metric, of: Labels<'_>, counts: &PageCounts) {
-    let classes = [
-        ("unchanged", counts.unchanged),
-        ("free", counts.free),
-        ("zero", counts.zero),
-        ("mapped", counts.mapped),
-        ("on_disk", counts.on_disk),
-        ("known", counts.known),
-        ("new", counts.new),
-    ];
-    for (class, count) in classes {
+    for (class, count) in counts.classes() {
         pages.add(&[of, &[("class", class)]].concat(), count as f64);
     }
     for (of_what, count) in [("same", counts.within), ("earlier", counts.known.saturating_sub(counts.within))] {

@@ -6,7 +6,7 @@ pub use fermata_store::{
     CollectOptions, Collected, Damage, MovedBranch, Remedy, Removed, RemovedCheckpoint, RemovedTag, Report as Verified, Stats, Touched,
     VerifyOptions,
 };
-use fermata_types::{BlobName, CheckpointId, ImageId, MachineId, PageCounts, PartKind, Root};
+use fermata_types::{BlobName, CheckpointId, Composition, ImageId, MachineId, PageCounts, PartKind, Root};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -49,6 +49,9 @@ pub struct Checkpoint {
     /// What the work before and behind the pause was spent on while the guests ran, by part and step.
     #[serde(default)]
     pub background_ms: BTreeMap<String, f64>,
+    /// What the pages of each machine were for, by name; nothing in checkpoints that did not tell.
+    #[serde(default)]
+    pub composition: BTreeMap<String, Composition>,
     /// Bytes of written pages that did not have to be stored, and why.
     #[serde(default)]
     pub saved_bytes: SavedBytes,
@@ -387,6 +390,59 @@ pub struct PartDifference {
     pub only_b: u64,
     /// Stretches of pages that differ, `[first, count]`, the longest first, at most 16.
     pub stretches: Vec<(u32, u32)>,
+}
+
+/// Figures over a line of checkpoints, from the oldest to the newest: what `fermata plot` prints and draws.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plots {
+    /// The experiment.
+    pub experiment: String,
+    /// The checkpoints; each series has one value for each of them.
+    pub checkpoints: Vec<PlottedCheckpoint>,
+    /// What there is to draw.
+    pub plots: Vec<Plot>,
+    /// Pictures that were written.
+    pub files: Vec<PathBuf>,
+}
+
+/// A checkpoint on the axis of a plot.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlottedCheckpoint {
+    /// Its id.
+    pub id: CheckpointId,
+    /// Virtual time at the instant.
+    pub time_virtual_ns: u64,
+}
+
+/// Panels about one matter, one below the other.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plot {
+    /// `memory`, `dirty`, `duplicates`, `pause`, `background`.
+    pub name: String,
+    /// Its panels.
+    pub panels: Vec<Panel>,
+}
+
+/// Series of one unit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Panel {
+    /// What is shown.
+    pub title: String,
+    /// Unit of all values: `MiB`, `pages`, `blocks`, `ms`, `%`.
+    pub unit: String,
+    /// The series are parts of a whole, and add up to it. Else each stands for itself.
+    pub stacked: bool,
+    /// The series.
+    pub series: Vec<Series>,
+}
+
+/// One value for each checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Series {
+    /// What was counted.
+    pub name: String,
+    /// The values; none where the checkpoint does not tell.
+    pub values: Vec<Option<f64>>,
 }
 
 /// A tag and the checkpoint it stands for.

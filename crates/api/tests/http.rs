@@ -61,6 +61,7 @@ impl Service for Pretender {
             pages: PageCounts::default(),
             pages_by_part: Default::default(),
             background_ms: Default::default(),
+            composition: Default::default(),
             saved_bytes: Default::default(),
             parts: vec![],
             images: vec![],

@@ -1,6 +1,6 @@
 //! A part of an experiment: whatever has a state that belongs to a checkpoint.
 
-use fermata_types::{PageCounts, PartKind, PartState};
+use fermata_types::{Composition, PageCounts, PartKind, PartState};
 use std::error::Error;
 
 /// Why a part could not do its share. The coordinator adds which part and which phase.
@@ -31,6 +31,8 @@ pub struct Saved {
     pub state: PartState,
     /// How its pages fell through the sieve: what it cost to keep it.
     pub pages: PageCounts,
+    /// What its pages are for; none for a part that is no memory.
+    pub composition: Option<Composition>,
 }
 
 /// What a part noted in the pause. It owns all it needs, so it is saved while the part runs on (or is gone).

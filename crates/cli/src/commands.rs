@@ -15,6 +15,7 @@ mod log;
 mod ls;
 mod metrics;
 mod pause;
+mod plot;
 mod rebuild;
 mod resume;
 mod rm;
@@ -64,6 +65,7 @@ pub enum Command {
     Log(log::Log),
     Show(show::Show),
     Diff(diff::Diff),
+    Plot(plot::Plot),
     Goto(goto::Goto),
     Fork(fork::Fork),
     Pause(pause::Pause),
@@ -94,6 +96,7 @@ impl Command {
             Self::Log(command) => command.run(context),
             Self::Show(command) => command.run(context),
             Self::Diff(command) => command.run(context),
+            Self::Plot(command) => command.run(context),
             Self::Goto(command) => command.run(context),
             Self::Fork(command) => command.run(context),
             Self::Pause(command) => command.run(context),

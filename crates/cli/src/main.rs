@@ -5,12 +5,14 @@
 //! - `pick`: which experiment is meant
 //! - `out`: answers and failures, as text or as JSON
 //! - `progress`: a bar for what takes more than a second
+//! - `draw`: pictures of figures over many checkpoints
 //! - `graph`, `table`, `text`: how trees, tables, sizes and times look
 //!
 //! All figures come from `fermata-api` as plain values, which `--json` prints. It knows no store, no QEMU and no keeper but through that.
 
 mod args;
 mod commands;
+mod draw;
 mod graph;
 mod out;
 mod pick;

@@ -58,6 +58,15 @@ pub fn stored(context: &Context) -> Result<Stored, Failure> {
     }
 }
 
+/// Whether an experiment has this name: one that runs, or one in the store.
+pub fn is_experiment(context: &Context, name: &str) -> Result<bool, Problem> {
+    if local::experiments(None)?.iter().any(|experiment| experiment.name == name) {
+        return Ok(true);
+    }
+    let store = local::store_path(context.global.store.clone());
+    Ok(store.exists() && !local::log(&store, Some(name))?.is_empty())
+}
+
 fn only_one_in(store: &str, names: &BTreeSet<String>) -> Result<String, Problem> {
     let mut all = names.iter();
     match (all.next(), all.next()) {

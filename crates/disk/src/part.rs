@@ -92,7 +92,7 @@ impl Captured<Writer> for CapturedDisk {
             blobs: BTreeMap::new(),
             details: serde_json::to_value(self.details)?,
         };
-        Ok(Saved { state, pages })
+        Ok(Saved { state, pages, composition: None })
     }
 }
 

@@ -3,7 +3,7 @@
 use fermata_checkpoint::{Captured, Failure, Outcome, Part, Protocol, Saved, Step};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::Writer;
-use fermata_types::PageCounts;
+use fermata_types::{Composition, PageCounts};
 use std::{collections::BTreeMap, time::Duration};
 
 /// The phase in which a failure leaves a guest standing still.
@@ -45,6 +45,8 @@ pub(crate) struct SavedParts {
     pub pages: PageCounts,
     /// The same for each part.
     pub parts: BTreeMap<String, PageCounts>,
+    /// What the pages of each machine are for.
+    pub composition: BTreeMap<String, Composition>,
     /// Steps of the work before and behind the pause: part and step.
     pub background: BTreeMap<String, Duration>,
     pub writer: Writer,
@@ -132,19 +134,21 @@ impl Tentative {
         let mut saved: Vec<_> = captured.iter().map(|_| None).collect();
         let mut pages = PageCounts::default();
         let mut parts = BTreeMap::new();
+        let mut composition = BTreeMap::new();
         let mut background = self.prepared;
         for index in order {
             let name = self.names[index].clone();
             let captured = captured[index].take().expect("each part is saved once");
             let watch = Stopwatch::start();
-            let part = captured.save(&mut self.writer).map_err(|cause| PartFailure { part: name.clone(), phase: "save", cause })?;
+            let mut part = captured.save(&mut self.writer).map_err(|cause| PartFailure { part: name.clone(), phase: "save", cause })?;
             background.insert(format!("{name} save"), watch.elapsed());
             pages += part.pages;
+            composition.extend(part.composition.take().map(|composition| (name.clone(), composition)));
             parts.insert(name, part.pages);
             saved[index] = Some(part);
         }
         let saved = saved.into_iter().map(|part| part.expect("each part is saved")).collect();
-        Ok(SavedParts { saved, pages, parts, background, writer: self.writer })
+        Ok(SavedParts { saved, pages, parts, composition, background, writer: self.writer })
     }
 }
 

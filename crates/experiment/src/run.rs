@@ -204,6 +204,7 @@ impl Run {
                     pages: done.pages,
                     parts: done.parts,
                     background_ns: all_nanoseconds(done.background),
+                    composition: done.composition,
                 },
             };
             record.time_virtual_ns = details(&record, "being made")?.time_virtual.ns;

@@ -1,7 +1,7 @@
 //! The record of a checkpoint. See `docs/formats/record.md`.
 
 use crate::{Error, Result, error::Named, hash, pack::frame::RECORD_MAX};
-use fermata_types::{CheckpointId, ImageId, PageCounts, PartState};
+use fermata_types::{CheckpointId, Composition, ImageId, PageCounts, PartState};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::Path};
 
@@ -52,6 +52,9 @@ pub struct Cost {
     /// Steps of the work before and behind the pause, while the guests ran, by part and name ("m1 prepare"), ns.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub background_ns: BTreeMap<String, u64>,
+    /// What the pages of each machine were for, by the name of its part; older checkpoints do not tell.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub composition: BTreeMap<String, Composition>,
 }
 
 #[derive(Serialize)]

@@ -87,6 +87,15 @@ pub fn debian_with(name: &str, memory: &str, cmdline: &str) -> String {
         .replace("memory: 1G", &format!("memory: {memory}"))
 }
 
+/// The disk of the guest that has the workloads of `./bench space`.
+pub const SPACE: &str = "space.raw";
+
+/// That guest, running one of its workloads: a file of `guests/files/space`. The console says when it begins, and when it is done.
+pub fn space(name: &str, workload: &str) -> String {
+    let cmdline = debian_running(&format!("space {workload}"));
+    debian(name, SPACE, "").replace("root=/dev/vda rw console=ttyS0 quiet", &format!("{cmdline:?}"))
+}
+
 /// The busybox guest with more or less memory.
 pub fn tiny_with(name: &str, memory_mib: u32, run: &str) -> String {
     tiny(name, &format!("fermata.run={run}"), "").replace("memory: 256M", &format!("memory: {memory_mib}M"))

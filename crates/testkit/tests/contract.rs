@@ -31,6 +31,7 @@ fn a_machine_from_boot_to_down() {
     commands_run_in_the_guest(&cli);
     let [first, second] = checkpoints_are_taken(&cli);
     the_history_is_shown(&cli, &first, &second);
+    the_history_is_drawn(&cli, &first, &second);
     tags_come_and_go(&cli, &first);
     the_machine_goes_back(&cli, &first, &second);
     a_fork_runs_beside_it(&cli, &first);
@@ -121,6 +122,22 @@ fn the_history_is_shown(cli: &Cli, first: &Value, second: &Value) {
     assert!((1..100).contains(&differing("m1/disk0", "blocks")), "{diff}");
     assert!(cli.ok(&["diff", "main", "main"]).contains("no difference"));
     assert!(cli.ok(&["diff", "main~1", "main"]).contains("m1/disk0"));
+}
+
+fn the_history_is_drawn(cli: &Cli, first: &Value, second: &Value) {
+    let plots = cli.json(&["plot"]);
+    let ids: Vec<_> = array(&plots["checkpoints"]).iter().map(|checkpoint| &checkpoint["id"]).collect();
+    assert_eq!((ids.as_slice(), array(&plots["files"]).len()), ([&first["id"], &second["id"]].as_slice(), 0), "the oldest first");
+    let panels = array(&plots["plots"][0]["panels"]);
+    let classes = panels.iter().find(|panel| panel["series"][0]["name"] == "unchanged").unwrap_or_else(|| panic!("no classes: {plots}"));
+    let values = array(&classes["series"]).iter().filter_map(|series| series["values"][1].as_f64());
+    assert_eq!(values.sum::<f64>(), RAM_PAGES as f64 / 256.0, "the classes add up to all of the memory, in MiB: {classes}");
+    let last = cli.json(&["plot", "main", "--since", "main~1", "--what", "pause"]);
+    assert_eq!((&last["checkpoints"][0]["id"], array(&last["plots"]).len()), (&second["id"], 1));
+    cli.fails(&["plot", "main~1", "--since", "main"], 1, &["not on the line"]);
+    let files = cli.ok(&["plot", "-o", "pictures"]);
+    assert_eq!(files.lines().count(), 10, "{files}");
+    assert!(files.lines().all(|file| std::fs::metadata(cli.path().join(file)).is_ok_and(|file| file.len() > 1000)), "{files}");
 }
 
 fn tags_come_and_go(cli: &Cli, first: &Value) {

@@ -1,5 +1,6 @@
 //! The words of Fermata as types. Every room speaks in these and no room explains them again.
 //!
+//! - [`composition`]: what the pages of a guest's memory are for
 //! - [`id`]: names of things by the hash of what they are, and ids of what has no content
 //! - [`page`]: page size, page numbers, sets of pages, the root of a page table
 //! - [`part`]: the state of one part of an experiment inside a checkpoint
@@ -8,12 +9,14 @@
 //!
 //! This room knows no file, no process and no clock, and imports nothing of ours.
 
+pub mod composition;
 pub mod id;
 pub mod page;
 pub mod part;
 pub mod sieve;
 pub mod time;
 
+pub use composition::{Composition, Use};
 pub use id::{BlobName, CheckpointId, ImageId, MachineId, NodeName, PackId, PageName, ParseIdError};
 pub use page::{FANOUT, Mapped, PAGE_SIZE, PageBuf, PageNumber, PageSet, Root, ZERO_PAGE};
 pub use part::{PartKind, PartState};

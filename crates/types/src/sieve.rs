@@ -34,6 +34,20 @@ fn is_zero(count: &u64) -> bool {
 }
 
 impl PageCounts {
+    /// The classes by the names that they have in JSON, in the order of the sieve.
+    pub fn classes(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+        [
+            ("unchanged", self.unchanged),
+            ("free", self.free),
+            ("zero", self.zero),
+            ("mapped", self.mapped),
+            ("on_disk", self.on_disk),
+            ("known", self.known),
+            ("new", self.new),
+        ]
+        .into_iter()
+    }
+
     /// Every page counted.
     pub fn total(&self) -> u64 {
         self.unchanged + self.written()
@@ -123,6 +137,16 @@ mod tests {
         [1, 2, 3, 4, 7, 8, u32::MAX].into_iter().for_each(|distance| distances.add(distance));
         assert_eq!(distances.iter().collect::<Vec<_>>(), [(1, 1), (2, 2), (4, 2), (8, 1), (1 << 31, 1)]);
         assert_eq!(distances.total(), 7);
+    }
+
+    #[test]
+    fn classes_are_the_fields_and_add_up_to_all() {
+        let counts = PageCounts { unchanged: 1, free: 2, zero: 4, mapped: 64, on_disk: 8, known: 16, new: 32, ..PageCounts::default() };
+        let json = serde_json::to_value(counts).unwrap();
+        for (name, count) in counts.classes() {
+            assert_eq!(json[name], count, "{name}");
+        }
+        assert_eq!(counts.classes().map(|(_, count)| count).sum::<u64>(), counts.total());
     }
 
     #[test]

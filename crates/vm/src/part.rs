@@ -343,7 +343,7 @@ impl Captured<Writer> for CapturedMachine {
             blobs,
             details: serde_json::to_value(&details)?,
         };
-        Ok(Saved { state, pages })
+        Ok(Saved { state, pages, composition: None })
     }
 }
 

@@ -29,6 +29,7 @@ pub fn checkpoint(number: u8, parent: Option<u8>, branch: &str) -> Checkpoint {
         stored_bytes: 12_900_000,
         pages_by_part: BTreeMap::new(),
         background_ms: BTreeMap::new(),
+        composition: BTreeMap::new(),
         saved_bytes: SavedBytes::default(),
         pages: PageCounts { unchanged: 258_733, free: 0, zero: 411, on_disk: 1_000, known: 500, new: 1_500, ..PageCounts::default() },
         parts: vec![

@@ -15,7 +15,11 @@ use fermata_api::{
 };
 use std::collections::BTreeMap;
 
+/// Length of a bar where there is no terminal to fit.
 const BAR: usize = 60;
+/// Columns that are kept for the words behind a bar.
+const BEHIND: usize = 32;
+const BAR_LIMITS: (usize, usize) = (20, 120);
 
 /// Tell everything about a checkpoint
 ///
@@ -186,7 +190,7 @@ fn pages(pages: &PageCounts, style: &Style) -> String {
         ("█", Paint::Warning, "new", "written to the store", pages.new),
     ];
     let written = pages.written();
-    let lengths = shares(&classes.map(|class| class.4), BAR);
+    let lengths = shares(&classes.map(|class| class.4), length(style));
     let bar: String = classes.iter().zip(lengths).map(|(class, length)| style.paint(class.1, &class.0.repeat(length))).collect();
     let mut table = Table::bare(&[Set::Left, Set::Left, Set::Right, Set::Right, Set::Elastic]);
     let row = |glyph: Cell, name: &str, count: u64, what: &str| {
@@ -198,6 +202,11 @@ fn pages(pages: &PageCounts, style: &Style) -> String {
     }
     let bar = if written == 0 { String::new() } else { format!("  {bar}  of {} written\n", text::several(written, "page")) };
     format!("{bar}{}", table.render(style))
+}
+
+/// How long a bar is: as long as the terminal is wide, but for the words behind it.
+fn length(style: &Style) -> usize {
+    style.width.map_or(BAR, |width| width.saturating_sub(BEHIND).clamp(BAR_LIMITS.0, BAR_LIMITS.1))
 }
 
 /// Divides `length` in proportion to the counts. What is there at all gets at least one.
@@ -320,6 +329,14 @@ Parts
   m1/disk0  disk     blocks   1,048,576 pages  empty
 ";
         assert_eq!(text(&history()[1], &Style::default()), expected);
+    }
+
+    #[test]
+    fn a_bar_fits_the_terminal() {
+        let width = |columns| length(&Style { color: false, width: columns });
+        assert_eq!([None, Some(10), Some(80), Some(500)].map(width), [60, 20, 48, 120]);
+        let shown = pages(&history()[1].pages, &Style { color: false, width: Some(80) });
+        assert!(shown.lines().all(|line| text::width(line) <= 80), "{shown}");
     }
 
     proptest! {
