@@ -25,6 +25,8 @@ const LOOKUPS_MAX: u32 = 4096;
 /// One class of the sieve, as decided by content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Class {
+    /// Free in the guest: never stored. Whoever puts pages knows; the store does not.
+    Free,
     /// Zero throughout: never stored.
     Zero,
     /// Equal to a block of a golden image that is open: found there.
@@ -45,6 +47,7 @@ impl Class {
     /// Counts one page of this class.
     pub fn count_into(self, counts: &mut PageCounts) {
         match self {
+            Self::Free => counts.free += 1,
             Self::Zero => counts.zero += 1,
             Self::OnDisk => counts.on_disk += 1,
             Self::Within => {

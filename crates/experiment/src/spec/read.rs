@@ -8,11 +8,12 @@ use super::{
     units::{ByteSize, Interval, shorten},
     yaml::{Data, Entry, Value},
 };
-use fermata_vm::{CaptureMode, TrackerChoice};
+use fermata_vm::{CaptureMode, FreePages, TrackerChoice};
 use std::{collections::BTreeMap, str::FromStr};
 
 const CAPTURE: [(&str, CaptureMode); 4] =
     [("auto", CaptureMode::Auto), ("stop", CaptureMode::Stop), ("precopy", CaptureMode::Precopy), ("cow", CaptureMode::Cow)];
+const FREE: [(&str, FreePages); 2] = [("auto", FreePages::Auto), ("keep", FreePages::Keep)];
 const TRACKER: [(&str, TrackerChoice); 6] = [
     ("auto", TrackerChoice::Auto),
     ("scan", TrackerChoice::Scan),
@@ -30,12 +31,13 @@ pub(super) fn spec(document: Value, faults: &mut Faults) -> Option<RawSpec> {
     let capture = fields.take("capture").and_then(|value| choice(value, &CAPTURE, faults));
     let tracker = fields.take("tracker").and_then(|value| choice(value, &TRACKER, faults));
     let full = fields.take("full").and_then(|value| boolean(value, faults));
+    let free = fields.take("free").and_then(|value| choice(value, &FREE, faults));
     let defaults = fields.take("defaults").and_then(|value| node(value, faults));
     let nodes = fields.required("nodes", "nodes: {m1: {image: disk.qcow2}}", faults).and_then(|value| nodes(value, faults));
     fields.reserved("links", "links between machines", faults);
     fields.reserved("events", "events", faults);
     fields.finish(faults);
-    Some(RawSpec { name: name?, every, capture, tracker, full, defaults, nodes: nodes? })
+    Some(RawSpec { name: name?, every, capture, tracker, full, free, defaults, nodes: nodes? })
 }
 
 fn nodes(value: Value, faults: &mut Faults) -> Option<Spanned<BTreeMap<Spanned<Name>, Option<RawNode>>>> {
