@@ -161,17 +161,17 @@ impl Counting<'_> {
         Ok((encoded & HAS_DESCRIPTORS != 0).then_some(encoded & POINTER))
     }
 
-    /// The note may be of a kernel that another has replaced. Some processor must be running on page tables that share the kernel's part with those
-    /// of the note.
+    /// The note may be of a kernel that another has replaced. Every processor must be running on page tables that share the kernel's part with those of
+    /// the note: a kernel that begins by itself leaves the other processors for a while as they were under the one before.
     fn check_tables(&mut self, descriptors: u64) -> Result<(), Unknown> {
         let addresses = [IMAGE, descriptors];
         let Some(tables) = &self.told.tables else { return Ok(()) };
         for cr3 in tables {
-            if self.reader.shares(self.tables, *cr3, &addresses)? {
-                return Ok(());
+            if !self.reader.shares(self.tables, *cr3, &addresses)? {
+                return Err("a processor runs something else than the kernel that wrote the note".to_owned());
             }
         }
-        Err("no processor runs the kernel that wrote the note".to_owned())
+        if tables.is_empty() { Err("no processor runs the kernel that wrote the note".to_owned()) } else { Ok(()) }
     }
 
     fn chunk(&mut self, base: u64, first: u64, end: u64, marks: &mut [u8], sources: &mut [[PageNumber; 2]]) -> Result<(), Unknown> {
