@@ -30,13 +30,14 @@ pub fn guest(data: &[u8]) {
         let Some(written) = change(&mut sample, &mut data) else { break };
         changed |= written;
         if which & 4 != 0 && before.is_none() {
-            before = survey(&mut sample, sample.map, &sample.told.clone(), None).ok();
+            let (map, told) = (sample.map, sample.told.clone());
+            before = survey(&mut sample, map, &told, None).ok();
             changed.clear();
         }
     }
-    let told = sample.told.clone();
+    let (map, told) = (sample.map, sample.told.clone());
     sample.reads = 0;
-    let whole = survey(&mut sample, sample.map, &told, None);
+    let whole = survey(&mut sample, map, &told, None);
     assert!(sample.reads <= READS_MAX, "{} reads", sample.reads);
     if let Ok(whole) = &whole {
         assert_eq!(whole.composition().total(), PAGES);
@@ -45,7 +46,7 @@ pub fn guest(data: &[u8]) {
         assert!(whole.free().iter().all(|page| whole.page(page) == Some(Use::Free)));
     }
     if let Some(before) = &before {
-        let again = survey(&mut sample, sample.map, &told, Some((before, &changed)));
+        let again = survey(&mut sample, map, &told, Some((before, &changed)));
         assert_eq!(again, whole, "what did not change was taken over wrongly");
     }
 }

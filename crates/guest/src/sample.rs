@@ -253,7 +253,7 @@ impl Sample {
     fn sections(&mut self) {
         (0..4).for_each(|page| self.map_page(DIRECT + ROOTS + page * PAGE, ROOTS + page * PAGE));
         let mut next = ROOTS + 4 * PAGE;
-        for page in (0..self.map.pages()).step_by(1 << (SECTION_BITS - 12)) {
+        for page in (0..self.map.pages()).step_by(512) {
             let section = self.frame(page) >> (SECTION_BITS - 12);
             let (root, index) = (section / (PAGE / SECTION_SIZE), section % (PAGE / SECTION_SIZE));
             let pointer = ROOTS + root * 8;

@@ -287,7 +287,7 @@ impl Facts {
     fn is_table(&self, mapcount: u32) -> bool {
         match self.table {
             TableMark::Clear(bit) => mapcount >> 28 >= 0x8 && mapcount != UNMAPPED && mapcount & bit == 0,
-            TableMark::Top(top) => mapcount >> 24 == top.into(),
+            TableMark::Top(top) => mapcount >> 24 == u32::from(top),
             TableMark::None => false,
         }
     }
