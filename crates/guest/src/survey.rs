@@ -10,9 +10,9 @@
 use crate::{
     Memory, MemoryMap, Told, Unknown,
     note::{Facts, IMAGE, NOTE_BYTES_MAX, Nodes, SlabMark, TableMark},
-    walk::{Reader, Tables},
+    walk::{Reader, Tables, TopEntries},
 };
-use fermata_types::{Composition, PageNumber, PageSet, Use};
+use fermata_types::{Composition, PageBuf, PageNumber, PageSet, Use};
 
 /// Descriptors that are read at once. With the longest descriptor they lie in two pages at most.
 const CHUNK: u64 = 32;
@@ -48,6 +48,7 @@ pub struct Survey {
     sources: Vec<[PageNumber; 2]>,
     /// Every page that the answer lies in.
     looked_at: PageSet,
+    top: Option<TopEntries>,
     free: PageSet,
     composition: Composition,
 }
@@ -65,17 +66,18 @@ pub fn survey(memory: &mut dyn Memory, map: MemoryMap, told: &Told, before: Opti
     reader.physical(address, &mut note)?;
     let facts = Facts::parse(&note)?;
     let tables = Tables { top: facts.top, depth: if facts.five_levels { 4 } else { 3 } };
-    let mut counting = Counting { reader, facts: &facts, tables, map, told, before: before.filter(|(survey, _)| survey.fits(&facts, map)) };
+    let mut counting =
+        Counting { reader, facts: &facts, tables, map, told, top: None, before: before.filter(|(survey, _)| survey.fits(&facts, map)) };
     let (marks, sources) = counting.marks()?;
     let counted = counting.free_pages()?;
-    let looked_at = std::mem::take(&mut counting.reader.looked_at);
+    let (looked_at, top) = (std::mem::take(&mut counting.reader.looked_at), counting.top);
     let (free, composition) = read_marks(&marks, map, facts.orders);
     let found = free.len();
     // Pages on their way from or to a processor's own small stock are in neither, or in both.
     if found.abs_diff(counted) > map.pages() / 128 + 2048 {
         return Err(format!("its kernel counts {counted} free pages, and {found} were found: it may be about to begin, or to end"));
     }
-    Ok(Survey { marks, sources, looked_at, free, composition, facts })
+    Ok(Survey { marks, sources, looked_at, top, free, composition, facts })
 }
 
 impl Survey {
@@ -104,6 +106,11 @@ impl Survey {
         &self.looked_at
     }
 
+    /// Whether a page may be the top table that a processor runs on: it has the kernel's part.
+    pub fn is_top_table(&self, content: &PageBuf) -> bool {
+        self.top.is_some_and(|top| top.are_in(content))
+    }
+
     fn fits(&self, facts: &Facts, map: MemoryMap) -> bool {
         self.facts == *facts && self.marks.len() as u64 == map.pages()
     }
@@ -115,6 +122,7 @@ struct Counting<'a> {
     tables: Tables,
     map: MemoryMap,
     told: &'a Told,
+    top: Option<TopEntries>,
     before: Option<(&'a Survey, &'a PageSet)>,
 }
 
@@ -164,10 +172,11 @@ impl Counting<'_> {
     /// The note may be of a kernel that another has replaced. Every processor must be running on page tables that share the kernel's part with those of
     /// the note: a kernel that begins by itself leaves the other processors for a while as they were under the one before.
     fn check_tables(&mut self, descriptors: u64) -> Result<(), Unknown> {
-        let addresses = [IMAGE, descriptors];
+        let entries = self.reader.top_entries(self.tables, [IMAGE, descriptors])?;
+        self.top = Some(entries);
         let Some(tables) = &self.told.tables else { return Ok(()) };
         for cr3 in tables {
-            if !self.reader.shares(self.tables, *cr3, &addresses)? {
+            if !self.reader.shares(*cr3, entries)? {
                 return Err("a processor runs something else than the kernel that wrote the note".to_owned());
             }
         }

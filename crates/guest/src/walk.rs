@@ -11,6 +11,8 @@ const PRESENT: u64 = 1;
 /// An entry that maps a large page instead of pointing to a table.
 const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+/// What is compared of an entry: the processor itself writes to others of its bits.
+const KEPT: u64 = PRESENT | ADDRESS;
 /// Bits of a virtual address that each table decides.
 const TABLE_BITS: u32 = 9;
 const ENTRIES: u64 = 1 << TABLE_BITS;
@@ -126,22 +128,43 @@ impl<'m> Reader<'m> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Whether somebody's page tables, by his CR3, map these addresses as the kernel's own do: their entries of the top table are the same.
-    pub fn shares(&mut self, tables: Tables, cr3: u64, addresses: &[u64]) -> Result<bool, Unknown> {
+    /// The entries of the kernel's own top table for these addresses.
+    pub fn top_entries(&mut self, tables: Tables, addresses: [u64; 2]) -> Result<TopEntries, Unknown> {
+        let mut entries = [(0, 0); 2];
+        for (entry, address) in entries.iter_mut().zip(addresses) {
+            let at = tables.top_index(address) * 8;
+            *entry = (at as usize, self.physical_word(tables.top.saturating_add(at))? & KEPT);
+        }
+        Ok(TopEntries(entries))
+    }
+
+    /// Whether somebody's page tables, by his CR3, have the same top entries.
+    pub fn shares(&mut self, cr3: u64, entries: TopEntries) -> Result<bool, Unknown> {
         let theirs = cr3 & ADDRESS;
+        let mut result = Ok(false);
         // A program may run on tables with next to nothing of the kernel; then the full ones are in the page before (Linux `arch/x86/mm/pti.c`).
         for theirs in [theirs, theirs & !PAGE] {
-            let mut same = self.page_at(theirs).is_some();
-            for address in addresses {
-                let at = tables.top_index(*address) * 8;
-                let entry = self.physical_word(tables.top.saturating_add(at))?;
-                let kept = PRESENT | ADDRESS;
-                same = same && entry & PRESENT != 0 && (self.physical_word(theirs + at)? ^ entry) & kept == 0;
-            }
-            if same {
-                return Ok(true);
+            let Some(page) = self.page_at(theirs) else { continue };
+            match self.page(page) {
+                Ok(content) if entries.are_in(content) => return Ok(true),
+                Ok(_) => {}
+                Err(why) => result = Err(why),
             }
         }
-        Ok(false)
+        result
+    }
+}
+
+/// Entries of a top table by which a kernel's is known: where they are, and what they point to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TopEntries([(usize, u64); 2]);
+
+impl TopEntries {
+    /// Whether a page has them all.
+    pub fn are_in(self, page: &PageBuf) -> bool {
+        self.0.iter().all(|(at, entry)| {
+            let theirs = u64::from_le_bytes(page[*at..at + 8].try_into().expect("eight bytes"));
+            entry & PRESENT != 0 && theirs & KEPT == *entry
+        })
     }
 }

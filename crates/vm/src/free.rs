@@ -57,10 +57,7 @@ pub(crate) struct Seen {
 /// Guesses before the pause which pages will matter.
 #[derive(Default)]
 pub(crate) struct Guess {
-    /// Pages in which the descriptors lie: they are needed in memory.
-    sources: PageSet,
-    /// Pages that are free as it seems.
-    free: PageSet,
+    survey: Option<Survey>,
     doubtful: usize,
 }
 
@@ -135,8 +132,7 @@ impl Memo {
     /// Looks at the memory of a running machine. What it says may be wrong, for the guest writes meanwhile.
     pub fn guess(&self, machine: &Machine) -> Guess {
         let note = self.lock().as_ref().map(|known| known.told.note);
-        let Some(survey) = glance(machine, note) else { return Guess::default() };
-        Guess { sources: survey.sources().clone(), free: survey.free().clone(), doubtful: 0 }
+        Guess { survey: glance(machine, note), doubtful: 0 }
     }
 
     fn take(&self) -> Option<Known> {
@@ -171,10 +167,12 @@ impl Seen {
 impl Guess {
     /// Whether a page should stay in memory until the pause, and not be sent to the store ahead of it.
     pub fn keeps(&mut self, page: PageNumber, content: &PageBuf) -> bool {
-        if self.sources.contains(page) {
+        let Some(survey) = &self.survey else { return false };
+        // What the next survey will read: descriptors, and the page tables on which processors run.
+        if survey.sources().contains(page) || survey.is_top_table(content) {
             return true;
         }
-        let keeps = self.free.contains(page) && self.doubtful < DOUBTFUL_MAX && content.iter().any(|byte| *byte != 0);
+        let keeps = survey.free().contains(page) && self.doubtful < DOUBTFUL_MAX && content.iter().any(|byte| *byte != 0);
         self.doubtful += usize::from(keeps);
         keeps
     }
