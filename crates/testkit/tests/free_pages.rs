@@ -56,7 +56,7 @@ fn what_was_written_and_given_back_is_not_kept() {
         assert!(told.contains("page_poison") || count(&classes["free"]) > FILE_PAGES / 2, "{classes}");
         for how in [&["goto", id.as_str()][..], &["goto", "--eager", id.as_str()]] {
             cli.ok(how);
-            let wanted = "dmesg | grep -ciE 'pagealloc|corrupt|bad page|oops|BUG:' || true";
+            let wanted = "dmesg | grep -cE 'pagealloc|corruption|Bad page|Oops|BUG:' || true";
             assert_eq!(cli.shell("m1", &format!("test \"$(md5sum < /run/kept)\" = \"$(cat /run/sum)\" && {wanted}")), "0");
             // Free pages are taken again, all of them.
             cli.shell("m1", &format!("head -c {} /dev/zero > /run/filled; rm /run/filled", bytes * 2));
