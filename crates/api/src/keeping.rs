@@ -10,7 +10,7 @@ use crate::{
     local, paths,
     server::Server,
     service::Service as _,
-    spec::{CaptureMode, CaptureOptions, Spec, TrackerChoice},
+    spec::{CaptureMode, CaptureOptions, FreePages, Spec, TrackerChoice},
     values::{Activity, Ended, Experiment, ExperimentState, GotoRequest, Problem, Resumed},
 };
 use fermata_experiment::Host;
@@ -65,6 +65,8 @@ pub struct UpRequest {
     pub capture: Option<CaptureMode>,
     /// Who tells which pages were written; none: as the specification says.
     pub tracker: Option<TrackerChoice>,
+    /// Keep pages that are free in the guest, too; else as the specification says.
+    pub exact: bool,
     /// The store.
     pub store: PathBuf,
     /// A TCP port of this host for metrics, beside the keeper's socket.
@@ -75,7 +77,12 @@ impl UpRequest {
     fn will(self) -> Will {
         let every = self.every_ms.map(Duration::from_millis).or(self.spec.every);
         let said = self.spec.capture;
-        let capture = CaptureOptions { mode: self.capture.unwrap_or(said.mode), tracker: self.tracker.unwrap_or(said.tracker), ..said };
+        let capture = CaptureOptions {
+            mode: self.capture.unwrap_or(said.mode),
+            tracker: self.tracker.unwrap_or(said.tracker),
+            free: if self.exact { FreePages::Keep } else { said.free },
+            ..said
+        };
         Will { spec: Spec { every, capture, ..self.spec }, store: self.store, goto: None, metrics: self.metrics }
     }
 }

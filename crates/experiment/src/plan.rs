@@ -61,6 +61,7 @@ impl Plan {
             initrd: node.initrd.clone(),
             cmdline: node.cmdline.clone(),
             deterministic: node.deterministic,
+            vmcoreinfo: true,
             disks: disks.len() as u32,
         };
         Ok(Self { machine, disks })

@@ -25,6 +25,8 @@ const LOOKUPS_MAX: u32 = 4096;
 /// One class of the sieve, as decided by content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Class {
+    /// Free in the guest: never stored. Whoever puts pages knows; the store does not.
+    Free,
     /// Zero throughout: never stored.
     Zero,
     /// Known to equal a block of a disk of the same checkpoint, by who moved it between the two.
@@ -47,6 +49,7 @@ impl Class {
     /// Counts one page of this class.
     pub fn count_into(self, counts: &mut PageCounts) {
         match self {
+            Self::Free => counts.free += 1,
             Self::Zero => counts.zero += 1,
             Self::Mapped => counts.mapped += 1,
             Self::OnDisk => counts.on_disk += 1,

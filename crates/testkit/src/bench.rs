@@ -1,6 +1,6 @@
 //! An experiment in a scratch store, driven from inside the process.
 
-use fermata_experiment::{Body, Host, Journey, Run, Spec, spare, travel};
+use fermata_experiment::{Body, Host, Journey, Run, Spec, spare, spec::FreePages, travel};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::{Record, Store};
 use fermata_timeline::Keeper;
@@ -28,8 +28,18 @@ pub struct Bench {
 impl Bench {
     /// A place for an experiment.
     pub fn new(yaml: &str) -> Self {
+        Self::of(crate::guests::spec(yaml))
+    }
+
+    /// The same for one whose memory is compared as a whole: pages that are free in the guest are kept, too.
+    pub fn exact(yaml: &str) -> Self {
+        let mut spec = crate::guests::spec(yaml);
+        spec.capture.free = FreePages::Keep;
+        Self::of(spec)
+    }
+
+    fn of(spec: Spec) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let spec = crate::guests::spec(yaml);
         let store = tempfile::tempdir().expect("a directory for the store");
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let run_dir = PathBuf::from(format!("/dev/shm/fermata-test-{}-{number}", std::process::id()));
@@ -40,7 +50,12 @@ impl Bench {
 
     /// Boots it.
     pub fn boot(&self) -> Run {
-        Run::boot(self.host.clone(), &self.spec, "main", &mut |_, _| {}).expect("it boots")
+        self.boot_as("main")
+    }
+
+    /// Boots it as a run of this name.
+    pub fn boot_as(&self, name: &str) -> Run {
+        Run::boot(self.host.clone(), &self.spec, name, &mut |_, _| {}).expect("it boots")
     }
 
     /// A keeper of it, without a run yet, in a run directory of its own.

@@ -1,7 +1,8 @@
 //! All of a machine at one instant, looked at the plain way: the RAM file as a whole, every block of every disk, the device state as QEMU writes it.
 
 use fermata_experiment::Body;
-use fermata_types::{PAGE_SIZE, PageName};
+use fermata_types::{PAGE_SIZE, PageName, PageSet, ZERO_PAGE};
+use fermata_vm::free::free_now;
 
 /// Bytes read at a time.
 const CHUNK: usize = 4 << 20;
@@ -14,6 +15,8 @@ pub struct Snapshot {
     pub disks: Vec<Vec<PageName>>,
     /// The device state.
     pub devices: Vec<u8>,
+    /// Pages of RAM that are free in the guest, if its kernel tells.
+    pub free: PageSet,
 }
 
 impl Snapshot {
@@ -26,13 +29,25 @@ impl Snapshot {
         Self {
             ram: hashes(ram.bytes(), |at, into| ram.read_at(at, into).expect("RAM can be read")),
             disks: body.disks().map(disk).collect(),
+            free: free_now(body.machine()).unwrap_or_default(),
             devices: body.machine().device_state().expect("QEMU writes the device state"),
         }
     }
 
     /// Where two machines differ, in words; empty when they are identical.
     pub fn differences(&self, other: &Self) -> Vec<String> {
-        let pages = [("RAM".to_owned(), &self.ram, &other.ram)];
+        self.differences_beside(other, &PageSet::new())
+    }
+
+    /// The same, but these pages of RAM, free in this machine, may be zero in the other.
+    pub fn differences_beside(&self, other: &Self, free: &PageSet) -> Vec<String> {
+        let mut ram = self.ram.clone();
+        for page in free {
+            if other.ram.get(page as usize) == Some(&ZERO_PAGE) {
+                ram[page as usize] = ZERO_PAGE;
+            }
+        }
+        let pages = [("RAM".to_owned(), &ram, &other.ram)];
         let disks = self.disks.iter().zip(&other.disks).enumerate().map(|(index, (a, b))| (format!("disk {index}"), a, b));
         let mut found = Vec::new();
         for (what, a, b) in pages.into_iter().chain(disks) {

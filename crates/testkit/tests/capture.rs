@@ -12,7 +12,7 @@ const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness
 fn comes_back(name: &str, keys: &str) {
     let disk = guests::file("tiny-disk.raw");
     let node = format!("    image: {}\n    cpus: 2\n", disk.display());
-    let bench = Bench::new(&(keys.to_owned() + &guests::tiny(name, "fermata.run=work:48:20000:512 fermata.disk=rw", &node)));
+    let bench = Bench::exact(&(keys.to_owned() + &guests::tiny(name, "fermata.run=work:48:20000:512 fermata.disk=rw", &node)));
     let run = bench.boot();
     await_console(&run.body(), BOOT, |text| text.contains("work second").then_some(()));
     let mut newest = None;

@@ -31,7 +31,7 @@ fn it_boots_from_its_own_disk_and_a_database_goes_back_in_time() {
 
 #[test]
 fn a_compilation_goes_on_across_checkpoints_and_its_result_is_the_same() {
-    let bench = Bench::new(&guests::debian("compiling", "debian12.raw", "    cpus: 2\n"));
+    let bench = Bench::exact(&guests::debian("compiling", "debian12.raw", "    cpus: 2\n"));
     let run = bench.boot();
     sh(&run, "cd /src && (make -j2 >/root/make.log 2>&1; echo $? >/root/made) >/dev/null 2>&1 &");
     let mut last = None;

@@ -14,7 +14,7 @@ const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness
 
 fn under_load(name: &str, more: &str) -> Bench {
     let disk = guests::file("tiny-disk.raw");
-    Bench::new(&guests::tiny(name, "fermata.run=work fermata.disk=rw", &format!("    image: {}\n{more}", disk.display())))
+    Bench::exact(&guests::tiny(name, "fermata.run=work fermata.disk=rw", &format!("    image: {}\n{more}", disk.display())))
 }
 
 /// Different every time the test runs, and printed, so that a failure can be repeated.

@@ -1,6 +1,6 @@
 //! How a checkpoint takes the pages of a machine: when they are copied, and which.
 
-use crate::{Accel, Error, MachineConfig, Result};
+use crate::{Accel, Error, FreePages, MachineConfig, Result};
 use fermata_tracker::Choice;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
@@ -52,6 +52,8 @@ pub struct CaptureOptions {
     pub mode: CaptureMode,
     /// Take every page each time, not only those that were written: what the others are compared with.
     pub full: bool,
+    /// Whether pages that are free in the guest are left out.
+    pub free: FreePages,
 }
 
 impl CaptureOptions {

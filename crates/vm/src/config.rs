@@ -56,6 +56,9 @@ pub struct MachineConfig {
     /// One instruction, one tick; nothing random, nothing from outside.
     #[serde(default)]
     pub deterministic: bool,
+    /// The guest's kernel can say where it has described itself: QEMU's device `vmcoreinfo`. Machines of older checkpoints have none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub vmcoreinfo: bool,
     /// How many disks it has.
     pub disks: u32,
 }
@@ -177,6 +180,9 @@ pub(crate) fn arguments(config: &MachineConfig, id: &MachineId, place: &Place, s
     }
     if let Some(cmdline) = &config.cmdline {
         line.add("-append", cmdline);
+    }
+    if config.vmcoreinfo {
+        line.add("-device", "vmcoreinfo");
     }
     if !config.deterministic {
         devices(&mut line, config, id, place);

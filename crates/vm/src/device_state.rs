@@ -1,6 +1,7 @@
 //! The device state: what `xen-save-devices-state` writes, a migration stream of every device and no RAM (QEMU `migration/savevm.c`).
 //!
-//! We keep it as it is. Two things are read from it: where the VM generation id lies, and the virtual time: with the machine stopped, QEMU's virtual clock is `cpu_clock_offset` of the
+//! We keep it as it is. Read from it are where the VM generation id lies; where the guest's kernel has its note, and which page tables its processors run on;
+//! and the virtual time: with the machine stopped, QEMU's virtual clock is `cpu_clock_offset` of the
 //! section `timer` (`softmmu/cpu-timers.c`), and with `-icount` what its subsection counts.
 
 use crate::config::ICOUNT_SHIFT;
@@ -14,6 +15,21 @@ const SECTION_FOOTER: u8 = 0x7e;
 const GENERATION_ID: &[u8] = b"\x07vmgenid";
 const TIMER: &[u8] = b"\x05timer";
 const ICOUNT: &[u8] = b"\x0ctimer/icount";
+
+/// What the guest told the device `vmcoreinfo` (`hw/misc/vmcoreinfo.c`): whether it told anything, formats of the host and of the guest, length, address.
+const VMCOREINFO: &[u8] = b"\x0avmcoreinfo";
+/// `FW_CFG_VMCOREINFO_FORMAT_ELF`.
+const NOTE_IS_ELF: u16 = 1;
+/// A processor (`target/i386/machine.c`), and where its control registers 0, 3 and 4 are in its section's fields: after 16 registers, instruction pointer, flags, the
+/// old floating-point unit, ten segments and what system calls need.
+const PROCESSOR: &[u8] = b"\x03cpu";
+const PROCESSOR_VERSIONS: std::ops::RangeInclusive<u32> = 11..=12;
+const CR0: usize = 16 * 8 + 8 + 8 + 4 + 4 * 2 + 8 * 10 + 10 * 20 + 4 + 2 * 8;
+const CR3: usize = CR0 + 16;
+const CR4: usize = CR3 + 8;
+/// Bits of control registers: paging, and with entries of eight bytes.
+const CR0_PAGING: u64 = 1 << 31;
+const CR4_PAE: u64 = 1 << 5;
 
 /// Largest device state that we take: a guard against a runaway, a hundred times what machines have.
 pub(crate) const BYTES_MAX: u64 = 64 << 20;
@@ -100,6 +116,32 @@ fn generation_id(state: &[u8]) -> Option<std::ops::Range<usize>> {
     whole.then_some(start..footer + 5)
 }
 
+/// Guest-physical address and length of the note that the guest's kernel has told the device `vmcoreinfo` of; none if it has told nothing.
+pub(crate) fn note(state: &[u8]) -> Option<(u64, u64)> {
+    // Instance and version of the section before the fields.
+    let fields = after(state, VMCOREINFO)?.get(8..)?;
+    let (told, format) = (*fields.first()?, u16::from_be_bytes(fields.get(3..5)?.try_into().ok()?));
+    let length = u32::from_be_bytes(fields.get(5..9)?.try_into().ok()?);
+    (told == 1 && format == NOTE_IS_ELF).then_some((integer(fields, 9)? as u64, length.into()))
+}
+
+/// The page tables on which processors run, as CR3 says it; of those that use any.
+pub(crate) fn page_tables(state: &[u8]) -> Vec<u64> {
+    let mut tables = Vec::new();
+    let mut rest = state;
+    while let Some(at) = after(rest, PROCESSOR) {
+        rest = at;
+        let table = || {
+            let version = u32::from_be_bytes(at.get(4..8)?.try_into().ok()?);
+            let fields = at.get(8..)?;
+            let [cr0, cr3, cr4] = [CR0, CR3, CR4].map(|place| integer(fields, place).map(|register| register as u64));
+            (PROCESSOR_VERSIONS.contains(&version) && cr0? & CR0_PAGING != 0 && cr4? & CR4_PAE != 0).then_some(cr3?)
+        };
+        tables.extend(table());
+    }
+    tables
+}
+
 fn after<'a>(state: &'a [u8], mark: &[u8]) -> Option<&'a [u8]> {
     let at = state.windows(mark.len()).position(|window| window == mark)?;
     state.get(at + mark.len()..)
@@ -129,6 +171,41 @@ mod tests {
     fn the_clock_is_found() {
         assert_eq!(virtual_time(&stream(), false), Some(VirtualTime::from_ns(1_234_567_890)));
         assert_eq!(virtual_time(&stream(), true), Some(VirtualTime::from_ns(8_100)));
+    }
+
+    #[test]
+    fn the_note_is_found_where_the_guest_put_it() {
+        let section = |told: u8, format: u8| {
+            let mut stream = b"QEVM\0\0\0\x03\x04\0\0\0\x07\x0avmcoreinfo\0\0\0\0\0\0\0\x01".to_vec();
+            stream.extend([told, 0, 1, 0, format, 0, 0, 0x10, 0x24]);
+            stream.extend(0x1234_5000_u64.to_be_bytes());
+            stream
+        };
+        let stream = section(1, 1);
+        assert_eq!(note(&stream), Some((0x1234_5000, 0x1024)));
+        assert_eq!((note(&section(0, 1)), note(&section(1, 0))), (None, None));
+        (0..stream.len()).for_each(|length| assert_eq!(note(&stream[..length]), None));
+    }
+
+    #[test]
+    fn processors_that_use_page_tables_tell_which() {
+        let processor = |cr0: u64, cr3: u64, version: u8| {
+            let mut section = b"\x04\0\0\0\x02\x03cpu\0\0\0\0\0\0\0".to_vec();
+            section.push(version);
+            section.resize(section.len() + CR0, 0);
+            [cr0, 0, cr3, CR4_PAE].iter().for_each(|register| section.extend(register.to_be_bytes()));
+            section
+        };
+        let running = CR0_PAGING | 1;
+        let stream = [
+            processor(running, 0x1000, 12),
+            b"\x04\0\0\0\x03\x0acpu_common".to_vec(),
+            processor(1, 0x2000, 12),
+            processor(running, 0x3000, 11),
+            processor(running, 0x4000, 9),
+        ];
+        assert_eq!(page_tables(&stream.concat()), [0x1000, 0x3000]);
+        assert_eq!(page_tables(&stream[0][..CR3]), []);
     }
 
     #[test]

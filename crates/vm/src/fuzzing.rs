@@ -42,6 +42,8 @@ pub fn agent(data: &[u8]) {
 /// A device state. Panics if anything but the order of its bytes changes when the announcement of the generation id is moved.
 pub fn device_state(data: &[u8]) {
     device_state::is_plausible(data);
+    device_state::note(data);
+    device_state::page_tables(data);
     for deterministic in [false, true] {
         device_state::virtual_time(data, deterministic);
     }

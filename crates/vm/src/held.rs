@@ -82,6 +82,28 @@ impl HeldPages {
     }
 }
 
+impl HeldPages {
+    /// Every page that has not been handed out.
+    pub fn pages(&self) -> PageSet {
+        let state = self.0.state();
+        state.copies.iter().map(|(page, _)| page).chain(state.waiting.iter()).collect()
+    }
+
+    /// Hands out one page before its turn, if it has not been handed out.
+    pub fn fetch(&self, page: PageNumber, into: &mut Staging) -> io::Result<()> {
+        let mut state = self.0.state();
+        if state.waiting.contains(page) {
+            // With the lock held, as above.
+            into.copy(&self.0.ram, &PageSet::from_iter([page]))?;
+            state.waiting.remove(page);
+        } else if let Some(content) = state.copies.get(page) {
+            into.put(page, content);
+            state.copies.forget(page);
+        }
+        Ok(())
+    }
+}
+
 impl Drop for HeldPages {
     fn drop(&mut self) {
         self.0.any.store(false, Ordering::Release);
@@ -110,6 +132,14 @@ mod tests {
         };
         overwrite(40, 10);
         let mut seen = BTreeMap::new();
+        let mut early = Staging::default();
+        for page in [1, 2, 3, 41, 1] {
+            noted.fetch(page, &mut early).unwrap();
+            overwrite(1, 3);
+        }
+        early.iter().for_each(|(page, content)| assert_eq!(seen.insert(page, content[100]), None));
+        assert_eq!(seen.keys().copied().collect::<Vec<_>>(), [1, 2, 41]);
+        assert_eq!(noted.pages(), (4..PAGES).filter(|page| page % 3 != 0 && *page != 41).collect());
         while let Some(batch) = noted.next(7).unwrap() {
             batch.iter().for_each(|(page, content)| assert_eq!(seen.insert(page, content[100]), None, "page {page} twice"));
             overwrite(20, 5);

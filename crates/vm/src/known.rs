@@ -99,6 +99,11 @@ impl CapturedAside {
         self.pages.iter().for_each(|mapped| copies.forget(mapped.page));
     }
 
+    /// The pages.
+    pub fn pages(&self) -> PageSet {
+        self.pages.iter().map(|mapped| mapped.page).collect()
+    }
+
     /// Adds names and classes of the pages.
     pub fn save(self, machine: &str, storage: &mut Writer, into: &mut BTreeMap<PageNumber, (PageName, Class)>) -> Result<(), Failure> {
         let Some(known) = self.known.filter(|_| !self.pages.is_empty()) else { return Ok(()) };

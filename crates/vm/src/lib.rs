@@ -7,6 +7,7 @@
 //! - [`agent`]: commands inside the guest
 //! - [`known`]: pages that equal blocks of disks, and need not be copied
 //! - [`capture`]: when a checkpoint copies pages; `held`: copy-on-write; `staging`: copies of pages
+//! - [`free`]: which pages are free in the guest, and what the others are for
 //! - `watch`, `faults`: which tracker watches the machine, and who answers its userfaultfd
 //! - `monitor`, `device_state`: QMP, QEMU's state stream; `lines`: what QEMU and the agent may say at once
 //! - `fuzzing`: what fuzzers call, only with that feature
@@ -21,6 +22,7 @@ pub mod config;
 mod device_state;
 mod error;
 mod faults;
+pub mod free;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -40,6 +42,7 @@ pub use capture::{CaptureMode, CaptureOptions};
 pub use config::{Accel, MachineConfig, Place};
 pub use error::{Error, Result};
 pub use fermata_tracker::{Choice as TrackerChoice, Standing as TrackerStanding};
+pub use free::FreePages;
 pub use known::KnownPages;
 pub use machine::{Machine, Restore, Status, qemu_program};
 pub use pager::{Paging, WORKING_SET_MAX};

@@ -5,7 +5,8 @@
 //! state, go on. Other ways are in [`CaptureMode`].
 
 use crate::{
-    CaptureMode, Error, KnownPages, Machine, MachineConfig, Result, Status, device_state,
+    CaptureMode, Error, FreePages, KnownPages, Machine, MachineConfig, Result, Status, device_state,
+    free::{Instant, Memo, Seen},
     held::HeldPages,
     known::{Aside, CapturedAside},
     staging::Staging,
@@ -37,6 +38,9 @@ const WORTH: f64 = 0.75;
 /// The pause may find this many times the pages of the last round, and still ask for no memory.
 const SURPRISE: usize = 2;
 
+/// Pages that have been through the sieve.
+pub(crate) type Ahead = BTreeMap<PageNumber, (PageName, Class)>;
+
 /// What a checkpoint keeps of a machine besides its RAM and devices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MachineDetails {
@@ -66,7 +70,7 @@ pub struct MachinePart {
     base: Root,
     /// Pages that differ from `base` and that the tracker will not name again.
     owed: PageSet,
-    ahead: BTreeMap<PageNumber, (PageName, Class)>,
+    ahead: Ahead,
     staging: Staging,
     /// Pages that equal blocks of disks.
     aside: Aside,
@@ -77,6 +81,8 @@ pub struct MachinePart {
     /// What the machine did before it was frozen.
     before: Status,
     notes: Vec<Note>,
+    /// What the last checkpoint learned of the guest's pages.
+    memo: Memo,
 }
 
 impl MachinePart {
@@ -104,6 +110,7 @@ impl MachinePart {
             taken: PageSet::new(),
             before: Status::Paused,
             notes: Vec::new(),
+            memo: Memo::default(),
         })
     }
 
@@ -126,6 +133,7 @@ impl MachinePart {
 
     /// Sends pages to the store while the guest runs. One that is written meanwhile shows up again and is sent or copied again.
     fn send_ahead(&mut self, pages: &PageSet, storage: &mut Writer) -> Result<()> {
+        let mut guess = self.memo.guess(&self.machine);
         let pages: Vec<_> = pages.iter().collect();
         for batch in pages.chunks(BATCH_PAGES) {
             let mut copies = Staging::default();
@@ -136,6 +144,10 @@ impl MachinePart {
                 source,
             })?;
             for (page, content) in copies.iter() {
+                if guess.keeps(page, content) {
+                    self.staging.put(page, content);
+                    continue;
+                }
                 self.ahead.insert(page, storage.put_page(content)?);
                 // What is staged counts for more than what was sent ahead, so an older copy must not stay there.
                 self.staging.forget(page);
@@ -275,6 +287,8 @@ impl Part<Writer> for MachinePart {
             aside,
             devices,
             firmware: machine.firmware(),
+            free: machine.capture().free,
+            memo: self.memo.clone(),
         }))
     }
 
@@ -307,7 +321,7 @@ struct CapturedMachine {
     id: MachineId,
     off: bool,
     base: Root,
-    ahead: BTreeMap<PageNumber, (PageName, Class)>,
+    ahead: Ahead,
     staging: Staging,
     /// Pages that are yet to be copied.
     held: Option<HeldPages>,
@@ -315,20 +329,25 @@ struct CapturedMachine {
     aside: CapturedAside,
     devices: Vec<u8>,
     firmware: Arc<[u8]>,
+    free: FreePages,
+    memo: Memo,
 }
 
 impl Captured<Writer> for CapturedMachine {
     fn save(mut self: Box<Self>, storage: &mut Writer) -> Result<Saved, Failure> {
         self.aside.spare(&mut self.staging);
+        let seen = self.look(storage);
         for (page, content) in self.staging.iter() {
-            self.ahead.insert(page, storage.put_page(content)?);
+            self.ahead.insert(page, seen.put(page, content, storage)?);
         }
-        self.save_held(storage)?;
+        self.save_held(&seen, storage)?;
         std::mem::take(&mut self.aside).save(&self.config.name, storage, &mut self.ahead)?;
+        seen.leave_out(&mut self.ahead);
         let time_virtual = device_state::virtual_time(&self.devices, self.config.deterministic)
             .ok_or_else(|| self.corrupt("QEMU wrote a device state without a clock"))?;
         let changes: Vec<_> = self.ahead.iter().map(|(page, (name, _))| (*page, (*name != ZERO_PAGE).then_some(*name))).collect();
         let ram = storage.update_table(&self.base, &changes)?;
+        let composition = self.memo.remember(seen, ram);
         let devices = storage.put_blob(&self.devices)?;
         let mut blobs = BTreeMap::from([(DEVICES.to_owned(), devices)]);
         if !self.firmware.is_empty() {
@@ -343,17 +362,24 @@ impl Captured<Writer> for CapturedMachine {
             blobs,
             details: serde_json::to_value(&details)?,
         };
-        Ok(Saved { state, pages, composition: None })
+        Ok(Saved { state, pages, composition: Some(composition) })
     }
 }
 
 impl CapturedMachine {
-    fn save_held(&mut self, storage: &mut Writer) -> Result<()> {
+    /// What the guest's pages are for.
+    fn look(&mut self, storage: &Writer) -> Seen {
+        let (staging, held, ahead) = (&mut self.staging, self.held.as_ref(), &self.ahead);
+        let instant = Instant { staging, held, aside: self.aside.pages(), ahead, base: &self.base, store: storage.store() };
+        self.memo.look(&self.config, &self.devices, self.free, instant)
+    }
+
+    fn save_held(&mut self, seen: &Seen, storage: &mut Writer) -> Result<()> {
         let Some(held) = self.held.take() else { return Ok(()) };
         let failed = |source| Error::Io { what: "copying pages of", path: self.config.name.clone().into(), source };
         while let Some(batch) = held.next(BATCH_PAGES).map_err(failed)? {
             for (page, content) in batch.iter() {
-                self.ahead.insert(page, storage.put_page(content)?);
+                self.ahead.insert(page, seen.put(page, content, storage)?);
             }
         }
         Ok(())

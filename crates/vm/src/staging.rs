@@ -40,6 +40,23 @@ impl Staging {
         Ok(())
     }
 
+    /// Takes in a copy that somebody else made.
+    pub fn put(&mut self, page: PageNumber, content: &PageBuf) {
+        let at = self.bytes.len();
+        match self.slots.get(&page) {
+            Some(slot) => self.bytes[*slot..slot + PAGE_SIZE].copy_from_slice(content),
+            None => {
+                self.bytes.extend_from_slice(content);
+                self.slots.insert(page, at);
+            }
+        }
+    }
+
+    /// The copy of a page, if it has one.
+    pub fn get(&self, page: PageNumber) -> Option<&PageBuf> {
+        self.slots.get(&page).map(|at| self.bytes[*at..at + PAGE_SIZE].try_into().expect("a slot is a page"))
+    }
+
     /// Drops the copy of a page, for there is a newer one elsewhere.
     pub fn forget(&mut self, page: PageNumber) {
         self.slots.remove(&page);

@@ -10,7 +10,7 @@ use crate::{
 use clap::Args;
 use fermata_api::{
     local,
-    types::{PageCounts, Root},
+    types::{Composition, PageCounts, Root, Use},
     values::{Checkpoint, Part, SavedBytes},
 };
 use std::collections::BTreeMap;
@@ -23,8 +23,8 @@ const BAR_LIMITS: (usize, usize) = (20, 120);
 
 /// Tell everything about a checkpoint
 ///
-/// What it consists of, how its pages fell through the sieve, which of them were stored before and how long ago, and what the pause and the work behind
-/// the guest were spent on. Needs no running experiment.
+/// What it consists of, how its pages fell through the sieve, which of them were stored before and how long ago, what the guest's memory was used for, and what
+/// the pause and the work behind the guest were spent on. Needs no running experiment.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -59,6 +59,10 @@ fn text(checkpoint: &Checkpoint, style: &Style) -> String {
         sections.push(format!("{}{}", title("Pages by part", style), pages_by_part(&checkpoint.pages_by_part, style)));
     }
     sections.extend(duplicates_and_saved(&checkpoint.pages, &checkpoint.saved_bytes, style));
+    for (machine, composition) in &checkpoint.composition {
+        let of = format!("Memory of {}", text::harmless(machine));
+        sections.push(format!("{}{}", title(&of, style), memory(composition, style)));
+    }
     sections.push(format!("{}{}", title("Parts", style), parts(checkpoint, style)));
     sections.join("\n")
 }
@@ -209,6 +213,33 @@ fn length(style: &Style) -> usize {
     style.width.map_or(BAR, |width| width.saturating_sub(BEHIND).clamp(BAR_LIMITS.0, BAR_LIMITS.1))
 }
 
+/// What the guest's memory was used for.
+fn memory(composition: &Composition, style: &Style) -> String {
+    if let Some(why) = &composition.unknown {
+        return format!("  what its pages are for cannot be told: {}\n", text::harmless(why));
+    }
+    let uses = [
+        ("░", Paint::Dim, Use::Free, "free", "nobody's"),
+        ("▒", Paint::Good, Use::CacheClean, "cache, clean", "of files, as on the disk"),
+        ("▓", Paint::Warning, Use::CacheDirty, "cache, dirty", "of files, not yet written to the disk"),
+        ("█", Paint::Name, Use::Anonymous, "anonymous", "of programs, and files on a tmpfs"),
+        ("▚", Paint::Id, Use::Slab, "slab", "small objects of the kernel"),
+        ("▞", Paint::Id, Use::PageTables, "page tables", "of programs"),
+        ("▙", Paint::Strong, Use::Kernel, "kernel", "its own, and what it does not tell apart"),
+        ("·", Paint::Dim, Use::Absent, "absent", "not the kernel's: the firmware's, or set aside at boot"),
+    ];
+    let lengths = shares(&uses.map(|what| composition.of(what.2)), length(style));
+    let bar: String = uses.iter().zip(lengths).map(|(what, length)| style.paint(what.1, &what.0.repeat(length))).collect();
+    let mut table = Table::bare(&[Set::Left, Set::Left, Set::Right, Set::Right, Set::Elastic]);
+    for (glyph, paint, what, name, meaning) in uses {
+        let count = composition.of(what);
+        let share = text::percent(count, composition.total());
+        let glyph = Cell::new(paint, format!("  {glyph}"));
+        table.row(vec![glyph, name.into(), text::count(count).into(), share.into(), Cell::new(Paint::Dim, meaning)]);
+    }
+    format!("  {bar}  of {}\n{}", text::several(composition.total(), "page"), table.render(style))
+}
+
 /// Divides `length` in proportion to the counts. What is there at all gets at least one.
 fn shares<const N: usize>(counts: &[u64; N], length: usize) -> [usize; N] {
     let total: u64 = counts.iter().sum();
@@ -291,6 +322,31 @@ Not stored
   twice in a checkpoint      0 B
   in earlier ones        2.0 MiB  ██████████████████████████████
   compressed away            0 B
+";
+        assert!(shown.contains(expected), "{shown}");
+    }
+
+    #[test]
+    fn what_memory_was_used_for_is_told_or_why_not() {
+        let mut checkpoint = history()[1].clone();
+        let pages = Use::ALL.into_iter().zip([600, 200, 0, 100, 40, 10, 48, 2]).collect();
+        let told = Composition { pages, unknown: None };
+        checkpoint.composition = BTreeMap::from([("m1".to_owned(), told), ("m2".to_owned(), Composition::unknown("no note"))]);
+        let shown = text(&checkpoint, &Style::default());
+        let expected = "\
+Memory of m1
+  ░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░▒▒▒▒▒▒▒▒▒▒▒▒██████▚▚▞▙▙·  of 1,000 pages
+  ░  free          600  60.0 %  nobody's
+  ▒  cache, clean  200  20.0 %  of files, as on the disk
+  ▓  cache, dirty    0   0.0 %  of files, not yet written to the disk
+  █  anonymous     100  10.0 %  of programs, and files on a tmpfs
+  ▚  slab           40   4.0 %  small objects of the kernel
+  ▞  page tables    10   1.0 %  of programs
+  ▙  kernel         48   4.8 %  its own, and what it does not tell apart
+  ·  absent          2   0.2 %  not the kernel's: the firmware's, or set aside at boot
+
+Memory of m2
+  what its pages are for cannot be told: no note
 ";
         assert!(shown.contains(expected), "{shown}");
     }

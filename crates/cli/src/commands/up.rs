@@ -43,6 +43,9 @@ pub struct Up {
     /// Who tells which pages of memory were written; `fermata doctor` says what this host can do
     #[arg(long, value_name = "auto|scan|userfault|compare|kvm-log|kvm-ring")]
     tracker: Option<TrackerChoice>,
+    /// Keep every page of memory, also those that are free in the guest: for comparing whole memories
+    #[arg(long)]
+    exact: bool,
     /// Name of the experiment [default: as in the specification, else after the image]
     #[arg(long)]
     name: Option<String>,
@@ -137,12 +140,14 @@ fn disk(given: PathBuf) -> Disk {
 
 impl Up {
     pub fn run(self, context: &Context) -> Result {
-        let (every, capture, tracker, metrics, foreground) = (self.every, self.capture, self.tracker, self.metrics, self.foreground);
+        let (every, capture, tracker, exact) = (self.every, self.capture, self.tracker, self.exact);
+        let (metrics, foreground) = (self.metrics, self.foreground);
         let request = UpRequest {
             spec: self.spec()?,
             every_ms: every.map(|every| every.duration().as_millis() as u64),
             capture,
             tracker,
+            exact,
             store: local::store_path(context.global.store.clone()),
             metrics,
         };

@@ -30,7 +30,7 @@ mod yaml;
 #[cfg(test)]
 mod tests;
 
-pub use fermata_vm::{CaptureMode, CaptureOptions, TrackerChoice};
+pub use fermata_vm::{CaptureMode, CaptureOptions, FreePages, TrackerChoice};
 
 pub use error::{Fault, FaultKind, Refusal, SpecError};
 pub use file::SpecFile;
@@ -59,7 +59,7 @@ pub struct Spec {
     /// Time between two checkpoints, 100 ms to 24 h in whole milliseconds; none when they are made by hand.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "interval")]
     pub every: Option<Duration>,
-    /// How memory is watched and captured: the keys `capture`, `tracker` and `full`.
+    /// How memory is watched and captured: the keys `capture`, `tracker`, `full` and `free`.
     #[serde(flatten, serialize_with = "capture")]
     pub capture: CaptureOptions,
     /// The machines by name; 1 to 256.
@@ -204,7 +204,7 @@ fn interval<S: Serializer>(every: &Option<Duration>, serializer: S) -> Result<S:
 
 /// Only what was said.
 fn capture<S: Serializer>(options: &CaptureOptions, serializer: S) -> Result<S::Ok, S::Error> {
-    let CaptureOptions { tracker, mode, full } = options;
+    let CaptureOptions { tracker, mode, full, free } = options;
     let mut keys = serializer.serialize_map(None)?;
     if *mode != CaptureMode::Auto {
         keys.serialize_entry("capture", mode)?;
@@ -214,6 +214,9 @@ fn capture<S: Serializer>(options: &CaptureOptions, serializer: S) -> Result<S::
     }
     if *full {
         keys.serialize_entry("full", full)?;
+    }
+    if *free != FreePages::Auto {
+        keys.serialize_entry("free", free)?;
     }
     keys.end()
 }

@@ -8,7 +8,7 @@ use super::{
     error::Span,
     units::{ByteSize, Interval},
 };
-use fermata_vm::{CaptureMode, TrackerChoice};
+use fermata_vm::{CaptureMode, FreePages, TrackerChoice};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Deserializer};
 use std::{borrow::Cow, cmp::Ordering, collections::BTreeMap};
@@ -94,6 +94,9 @@ pub(super) struct RawSpec {
     /// Take all of the memory in each checkpoint, not only what was written. It is only good for comparing.
     #[schemars(extend("default" = false))]
     pub full: Option<Spanned<bool>>,
+    /// Whether checkpoints leave out pages that are free in the guest: `keep` keeps them, for those who compare whole memories.
+    #[schemars(with = "Option<String>", extend("enum" = ["auto", "keep"], "default" = "auto"))]
+    pub free: Option<Spanned<FreePages>>,
     /// What holds for every machine that does not say otherwise.
     pub defaults: Option<RawNode>,
     /// The machines by name. A machine may be left empty when `defaults` say all.

@@ -8,8 +8,10 @@ use super::{
     units::{ByteSize, Interval, shorten},
     yaml::{Data, Entry, Value},
 };
-use fermata_vm::{CaptureMode, TrackerChoice};
+use fermata_vm::{CaptureMode, FreePages, TrackerChoice};
 use std::{collections::BTreeMap, str::FromStr};
+
+const FREE: [(&str, FreePages); 2] = [("auto", FreePages::Auto), ("keep", FreePages::Keep)];
 
 /// Reads the whole document; none when something in it could not be read.
 pub(super) fn spec(document: Value, faults: &mut Faults) -> Option<RawSpec> {
@@ -19,12 +21,13 @@ pub(super) fn spec(document: Value, faults: &mut Faults) -> Option<RawSpec> {
     let capture = fields.take("capture").and_then(|value| choice(value, &CaptureMode::NAMES, faults));
     let tracker = fields.take("tracker").and_then(|value| choice(value, &TrackerChoice::NAMES, faults));
     let full = fields.take("full").and_then(|value| boolean(value, faults));
+    let free = fields.take("free").and_then(|value| choice(value, &FREE, faults));
     let defaults = fields.take("defaults").and_then(|value| node(value, faults));
     let nodes = fields.required("nodes", "nodes: {m1: {image: disk.qcow2}}", faults).and_then(|value| nodes(value, faults));
     fields.reserved("links", "links between machines", faults);
     fields.reserved("events", "events", faults);
     fields.finish(faults);
-    Some(RawSpec { name: name?, every, capture, tracker, full, defaults, nodes: nodes? })
+    Some(RawSpec { name: name?, every, capture, tracker, full, free, defaults, nodes: nodes? })
 }
 
 fn nodes(value: Value, faults: &mut Faults) -> Option<Spanned<BTreeMap<Spanned<Name>, Option<RawNode>>>> {

@@ -57,6 +57,7 @@ pub(super) fn spec(raw: RawSpec, base: Option<&Path>, faults: &mut Faults) -> (S
             mode: raw.capture.map(|mode| mode.value).unwrap_or_default(),
             tracker: raw.tracker.map(|tracker| tracker.value).unwrap_or_default(),
             full: raw.full.is_some_and(|full| full.value),
+            free: raw.free.map(|free| free.value).unwrap_or_default(),
         },
         nodes: BTreeMap::new(),
     };

@@ -55,6 +55,7 @@ pub(super) fn spec(image: Option<&Path>, options: SingleOptions) -> Result<Spec,
         capture: None,
         tracker: None,
         full: None,
+        free: None,
         defaults: None,
         nodes: Spanned::nowhere(nodes),
     };

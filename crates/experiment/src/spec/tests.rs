@@ -177,7 +177,7 @@ fn unknown_and_repeated_keys() {
     );
     refused(
         "name: a\nversion: 2\nnodes: {m1: {image: x}}",
-        "2:1: unknown key `version`; an experiment has the keys name, every, capture, tracker, full, defaults, nodes",
+        "2:1: unknown key `version`; an experiment has the keys name, every, capture, tracker, full, free, defaults, nodes",
     );
     refused(&m1("image: x\nimage: y"), "5:5: the key `image` stands here a second time; remove one of the two");
     refused("name: a\nname: b\nnodes: {m1: {image: x}}", "2:1: the key `name` stands here a second time; remove one of the two");
@@ -606,7 +606,8 @@ fn spec() -> impl Strategy<Value = Spec> {
     let every = prop::option::of((100_u64..86_400_000).prop_map(Duration::from_millis));
     let mode = prop::sample::select(vec![CaptureMode::Auto, CaptureMode::Stop, CaptureMode::Precopy, CaptureMode::Cow]);
     let tracker = prop::sample::select(vec![TrackerChoice::Auto, TrackerChoice::Scan, TrackerChoice::Userfault, TrackerChoice::KvmRing]);
-    let capture = (mode, tracker, any::<bool>()).prop_map(|(mode, tracker, full)| CaptureOptions { tracker, mode, full });
+    let free = prop::sample::select(vec![FreePages::Auto, FreePages::Keep]);
+    let capture = (mode, tracker, any::<bool>(), free).prop_map(|(mode, tracker, full, free)| CaptureOptions { tracker, mode, full, free });
     ("[a-z0-9][a-z0-9-]{0,31}", every, capture, prop::collection::btree_map("[a-z0-9][a-z0-9-]{0,31}", node, 1..4))
         .prop_map(|(name, every, capture, nodes)| Spec { name, every, capture, nodes })
 }
