@@ -12,14 +12,20 @@
 use crate::{
     Error, Result,
     cut::{Cut, CutId, Overlay, Planes},
+    ext4::{
+        Source,
+        journal::{HEADER, committed},
+    },
+    freed::Watch,
     golden::{Golden, SECTOR_SIZE},
     layers::Pages,
     map::{BlockMap, Place},
     segments::{Input, Output, with_input, with_output},
 };
 use fermata_store::ImageReader as _;
-use fermata_types::{PAGE_SIZE, PageBuf, PageName, PageNumber, Root, ZERO_PAGE};
+use fermata_types::{PAGE_SIZE, PageBuf, PageName, PageNumber, PageSet, Root, ZERO_PAGE};
 use std::{
+    cell::RefCell,
     io,
     ops::Range,
     path::{Path, PathBuf},
@@ -45,6 +51,8 @@ pub struct DiskOptions {
     pub overlay_dir: PathBuf,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// Whether cuts leave out blocks that the guest's file system has freed.
+    pub drop_freed: bool,
 }
 
 /// How a cut ended.
@@ -80,6 +88,9 @@ struct State {
     written: Planes,
     pending: Option<(CutId, Arc<Planes>)>,
     cuts: u64,
+    watch: Watch,
+    /// Freed blocks that were left out of `base`.
+    left_out: Arc<PageSet>,
 }
 
 impl Disk {
@@ -96,7 +107,12 @@ impl Disk {
         let root = options.root.unwrap_or(Root::empty(blocks.into()));
         check_root(&root, blocks)?;
         Ok(Self {
-            state: Mutex::new(State::new(new_overlay(&options.overlay_dir, blocks)?, blocks, root)),
+            state: Mutex::new(State::new(
+                new_overlay(&options.overlay_dir, blocks)?,
+                blocks,
+                root,
+                Watch::new(options.drop_freed && !options.read_only),
+            )),
             golden: options.golden,
             pages: options.pages,
             overlay_dir: options.overlay_dir,
@@ -155,25 +171,34 @@ impl Disk {
     /// Writes all of `input` to the disk from `offset` on. After an error the bytes in this range are old, new or a mix; nothing else changed.
     pub fn write(&self, offset: u64, input: &mut Input<'_>) -> Result<()> {
         let range = self.writable_range(offset, input.left() as u64)?;
-        self.write_range(&mut self.lock(), range, input)
+        let state = &mut *self.lock();
+        let written = self.write_range(state, range.clone(), input);
+        // Even a write that failed may have written some of it.
+        self.observe(state, &range);
+        written
     }
 
     /// Makes bytes zero. With `unmap` their space on the host is freed as well where that is easy.
     pub fn zero(&self, offset: u64, len: u64, unmap: bool) -> Result<()> {
         let range = self.writable_range(offset, len)?;
         let state = &mut *self.lock();
-        let whole = range.start.next_multiple_of(BLOCK)..self.whole_end(range.end);
-        if whole.start >= whole.end {
-            return self.zero_part(state, range);
-        }
-        self.zero_part(state, range.start..whole.start)?;
-        self.zero_blocks(state, block_of(whole.start)..block_of(whole.end - 1) + 1, unmap);
-        self.zero_part(state, whole.end..range.end)
+        let zeroed = self.zero_range(state, range.clone(), unmap);
+        self.observe(state, &range);
+        zeroed
     }
 
     /// All earlier writes have reached the overlay, as they do before they return. Fails if the host is known to have lost some of them.
     pub fn flush(&self) -> Result<()> {
-        let overlay = self.lock().overlay.clone();
+        let overlay = {
+            let state = &mut *self.lock();
+            if state.watch.is_due() {
+                // A file system flushes before it relies on anything: a good moment to see what there is.
+                let mut watch = state.watch.clone();
+                watch.look(&Live { disk: self, state: RefCell::new(state) });
+                state.watch = watch;
+            }
+            state.overlay.clone()
+        };
         overlay.check()
     }
 
@@ -187,7 +212,18 @@ impl Disk {
         let id = CutId(state.cuts);
         let planes = Arc::new(std::mem::take(&mut state.written));
         state.pending = Some((id, planes.clone()));
-        Ok(Cut { id, planes, overlay: state.overlay.clone(), base: state.base, golden: self.golden.clone(), blocks: self.blocks })
+        Ok(Cut {
+            id,
+            planes,
+            overlay: state.overlay.clone(),
+            base: state.base,
+            golden: self.golden.clone(),
+            pages: self.pages.clone(),
+            blocks: self.blocks,
+            size: self.size,
+            watch: state.watch.clone(),
+            left_out: state.left_out.clone(),
+        })
     }
 
     /// Learns how a cut ended. Does nothing if the disk was reset since the cut.
@@ -199,7 +235,10 @@ impl Disk {
             return;
         }
         match outcome {
-            Settled::Permanent(root) => state.base = root,
+            Settled::Permanent(root) => {
+                state.base = root;
+                state.left_out = Arc::new(planes.freed());
+            }
             Settled::Aborted => state.written.add_older(&planes),
         }
     }
@@ -209,9 +248,7 @@ impl Disk {
         check_root(&root, self.blocks)?;
         let overlay = new_overlay(&self.overlay_dir, self.blocks)?;
         let state = &mut *self.lock();
-        let cuts = state.cuts;
-        *state = State::new(overlay, self.blocks, root);
-        state.cuts = cuts;
+        *state = State { cuts: state.cuts, ..State::new(overlay, self.blocks, root, state.watch.anew()) };
         Ok(())
     }
 
@@ -374,6 +411,31 @@ impl Disk {
         state.settle_write(block..block + 1, place, put).map_err(failed)
     }
 
+    fn zero_range(&self, state: &mut State, range: Range<u64>, unmap: bool) -> Result<()> {
+        let whole = range.start.next_multiple_of(BLOCK)..self.whole_end(range.end);
+        if whole.start >= whole.end {
+            return self.zero_part(state, range);
+        }
+        self.zero_part(state, range.start..whole.start)?;
+        self.zero_blocks(state, block_of(whole.start)..block_of(whole.end - 1) + 1, unmap);
+        self.zero_part(state, whole.end..range.end)
+    }
+
+    /// Shows the watch what was written: commit records first, since what was written with one was not written before it.
+    fn observe(&self, state: &mut State, range: &Range<u64>) {
+        for (file_system, at) in state.watch.headers(range) {
+            let mut header = [0; HEADER];
+            let read = with_output(&mut header, |output| self.read_range(state, at..at + HEADER as u64, output));
+            // A record that cannot be read counts as none: then fewer blocks are known to be free.
+            if read.is_ok()
+                && let Some(transaction) = committed(&header)
+            {
+                state.watch.committed(file_system, transaction);
+            }
+        }
+        state.watch.wrote(range);
+    }
+
     fn zero_part(&self, state: &mut State, range: Range<u64>) -> Result<()> {
         const ZEROS: &PageBuf = &[0; PAGE_SIZE];
         let mut at = range.start;
@@ -430,8 +492,25 @@ impl Disk {
     }
 }
 
+/// The disk as it is now, for the watch.
+struct Live<'a> {
+    disk: &'a Disk,
+    state: RefCell<&'a mut State>,
+}
+
+impl Source for Live<'_> {
+    fn size(&self) -> u64 {
+        self.disk.size
+    }
+
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<()> {
+        let range = self.disk.range(at, into.len() as u64)?;
+        with_output(into, |output| self.disk.read_range(&mut self.state.borrow_mut(), range, output))
+    }
+}
+
 impl State {
-    fn new(overlay: Overlay, blocks: u32, root: Root) -> Self {
+    fn new(overlay: Overlay, blocks: u32, root: Root, watch: Watch) -> Self {
         let place = if root.node.is_some() { Place::Unasked } else { Place::Below };
         Self {
             overlay: Arc::new(overlay),
@@ -441,6 +520,8 @@ impl State {
             written: Planes::default(),
             pending: None,
             cuts: 0,
+            watch,
+            left_out: Arc::default(),
         }
     }
 
@@ -517,6 +598,7 @@ mod tests {
             pages: Arc::new(store.clone()),
             overlay_dir: dir.path().to_owned(),
             read_only: false,
+            drop_freed: true,
         };
         let disk = Disk::new(options).unwrap();
         disk.write_at(0, &[1; PAGE_SIZE]).unwrap();

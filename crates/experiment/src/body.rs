@@ -91,6 +91,7 @@ impl Body {
                 pages: Arc::new(host.store().clone()),
                 overlay_dir: host.store().live_dir(),
                 read_only: disk.read_only,
+                drop_freed: true,
             };
             let served = Arc::new(Disk::new(options)?);
             let watch: Arc<dyn MemoryWatch> = memory.clone();
