@@ -16,7 +16,14 @@ pub(crate) fn problem(error: impl std::error::Error) -> values::Problem {
 
 pub(crate) fn checkpoint(entry: Entry) -> values::Checkpoint {
     let Entry { id, record, heads, tags } = entry;
-    let part = |part: fermata_types::PartState| values::Part { name: part.name, kind: part.kind, tables: part.tables, blobs: part.blobs };
+    let part = |part: fermata_types::PartState| values::Part {
+        name: part.name,
+        kind: part.kind,
+        tables: part.tables,
+        blobs: part.blobs,
+        // Only disks tell it, and not those of older checkpoints.
+        free_space: part.details.get("free_space").and_then(|told| serde_json::from_value(told.clone()).ok()).unwrap_or_default(),
+    };
     values::Checkpoint {
         id,
         parent: record.parent,

@@ -92,6 +92,21 @@ pub struct Part {
     pub tables: BTreeMap<String, Root>,
     /// Its other contents: `devices`.
     pub blobs: BTreeMap<String, BlobName>,
+    /// What was known of free blocks at the checkpoint, for each ext4 file system found on a disk.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub free_space: Vec<FreeSpace>,
+}
+
+/// Blocks of a disk that the guest's file system has freed. A checkpoint does not keep them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FreeSpace {
+    /// The byte of the disk where the file system begins.
+    pub start: u64,
+    /// Blocks of 4 KiB that are known to be free, whether or not anything was ever written to them.
+    pub blocks: u64,
+    /// Why nothing is known, when nothing is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unclear: Option<String>,
 }
 
 /// Asks for a checkpoint now.

@@ -16,6 +16,10 @@ impl Pages for NoPages {
         Ok(None)
     }
 
+    fn named(&self, _: &Root, _: &mut dyn FnMut(PageNumber)) -> StoreResult<()> {
+        Ok(())
+    }
+
     fn read(&self, _: Vec<(PageNumber, PageName)>, _: &mut dyn FnMut(PageNumber, &PageBuf) -> bool) -> StoreResult<()> {
         Ok(())
     }
@@ -37,7 +41,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let temp = std::env::temp_dir();
     let golden = Golden::open(Path::new(&image), None, &temp, &mut |_| {})?;
     println!("image {} of {} bytes, {:?}", golden.id(), golden.size(), golden.format());
-    let options = DiskOptions { golden: Some(Arc::new(golden)), size, root: None, pages: Arc::new(NoPages), overlay_dir: temp, read_only };
+    let options = DiskOptions {
+        golden: Some(Arc::new(golden)),
+        size,
+        root: None,
+        pages: Arc::new(NoPages),
+        overlay_dir: temp,
+        read_only,
+        drop_freed: true,
+    };
     let disk = Arc::new(Disk::new(options)?);
     let options = ServerOptions { disk, serial: "fermata".into(), dirty: Arc::new(DirtyPages::new()), watch: None };
     let server = Server::start(Path::new(&socket), options)?;

@@ -1,6 +1,14 @@
 //! A cut: what was written to a disk between two instants, held still until it is saved.
 
-use crate::{Error, Result, golden::Golden, layers::Sink, map::Place};
+use crate::{
+    Error, Result,
+    ext4::Source,
+    freed::{FreeSpace, Freed, Watch},
+    golden::Golden,
+    layers::{Pages, Sink},
+    map::Place,
+    page_map::PageMap,
+};
 use fermata_linux::writeback;
 use fermata_store::{Class, ImageReader as _};
 use fermata_types::{PAGE_SIZE, PageBuf, PageCounts, PageName, PageNumber, PageSet, Root, ZERO_PAGE};
@@ -29,6 +37,8 @@ pub(crate) struct Planes {
     zero: PageSet,
     first: PageSet,
     second: PageSet,
+    /// What need not be kept at the instant of the cut, once somebody has looked.
+    freed: OnceLock<Freed>,
 }
 
 impl Planes {
@@ -38,6 +48,11 @@ impl Planes {
             Place::Second => &self.second,
             _ => &self.zero,
         }
+    }
+
+    /// Blocks that were left out when this was saved.
+    pub fn freed(&self) -> PageSet {
+        self.freed.get().map(|freed| freed.blocks.clone()).unwrap_or_default()
     }
 
     pub fn blocks(&self) -> u64 {
@@ -106,9 +121,16 @@ pub struct Cut {
     pub(crate) overlay: Arc<Overlay>,
     pub(crate) base: Root,
     pub(crate) golden: Option<Arc<Golden>>,
+    pub(crate) pages: Arc<dyn Pages>,
     pub(crate) blocks: u32,
     /// Set once it is saved.
     pub(crate) saved: Arc<OnceLock<Root>>,
+    pub(crate) size: u64,
+    pub(crate) watch: Watch,
+    /// Who takes pages of memory by the names of blocks, and the disk's number there.
+    pub(crate) page_map: Option<(Arc<PageMap>, u32)>,
+    /// What was left out of `base`.
+    pub(crate) left_out: Arc<PageSet>,
 }
 
 impl Cut {
@@ -122,14 +144,21 @@ impl Cut {
         self.planes.blocks()
     }
 
+    /// What was learned of the free blocks of the file systems on it. Nothing before it is saved.
+    pub fn free_space(&self) -> &[FreeSpace] {
+        self.planes.freed.get().map_or(&[], |freed| &freed.spaces)
+    }
+
     /// Writes the blocks of the cut, and the page table of the whole disk at the instant of the cut. Returns its root, and how the blocks fell through the
-    /// sieve; `unchanged` are all other blocks of the disk.
+    /// sieve; `unchanged` are all other blocks of the disk. Blocks that the guest's file system has freed get no entry, and lose the one that they had.
     pub fn save(&self, sink: &mut impl Sink) -> Result<(Root, PageCounts)> {
         let mut counts = PageCounts { unchanged: u64::from(self.blocks) - self.written(), ..PageCounts::default() };
         let mut changes = Vec::with_capacity(self.written() as usize);
+        let freed = &self.planes.freed.get_or_init(|| self.freed()).blocks;
+        self.leave_out(freed, &mut changes, &mut counts)?;
         let mut chunk = vec![0; CHUNK_BLOCKS as usize * PAGE_SIZE];
-        let Planes { zero, first, second } = &*self.planes;
-        let all = zero | first | second;
+        let Planes { zero, first, second, .. } = &*self.planes;
+        let all = (zero | first | second) - freed;
         let mut blocks = all.iter().peekable();
         while let Some(start) = blocks.next() {
             if zero.contains(start) {
@@ -150,12 +179,70 @@ impl Cut {
                 changes.push((block, self.change(block, page, name, class, &mut counts)?));
             }
         }
+        changes.sort_unstable_by_key(|(block, _)| *block);
         // Asked last: what was read before the kernel learned of a failure may already be wrong.
         self.overlay.check()?;
         let root = if changes.is_empty() { self.base } else { sink.update(&self.base, &changes)? };
         // A cut that is saved again gets the same table.
         let _ = self.saved.set(root);
         Ok((root, counts))
+    }
+
+    /// What need not be kept. A page of memory may still equal a block that its file system has freed, and be taken by the block's name.
+    fn freed(&self) -> Freed {
+        let mut freed = self.watch.freed(self);
+        if let Some((map, disk)) = &self.page_map {
+            freed.blocks -= map.relied_on(*disk);
+        }
+        freed
+    }
+
+    /// Freed blocks that were written get no entry; of the others, those go that have one from an earlier checkpoint.
+    fn leave_out(&self, freed: &PageSet, changes: &mut Vec<(PageNumber, Option<PageName>)>, counts: &mut PageCounts) -> Result<()> {
+        let Planes { zero, first, second, .. } = &*self.planes;
+        let written = (zero | first | second) & freed;
+        counts.free += written.len();
+        changes.extend(written.iter().map(|block| (block, None)));
+        let newly = freed - &*self.left_out - written;
+        if self.base.node.is_none() || newly.is_empty() {
+            return Ok(());
+        }
+        self.pages.named(&self.base, &mut |block| {
+            if newly.contains(block) {
+                changes.push((block, None));
+                counts.free += 1;
+                counts.unchanged -= 1;
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Reads part of a block as it was at the instant of the cut.
+    fn read_within(&self, block: PageNumber, at: usize, into: &mut [u8]) -> Result<()> {
+        let (offset, failed) = (u64::from(block) * PAGE_SIZE as u64 + at as u64, "read the overlay");
+        for (place, plane) in [(Place::First, 0), (Place::Second, u64::from(self.blocks) * PAGE_SIZE as u64)] {
+            if self.planes.of(place).contains(block) {
+                return self.overlay.file.read_exact_at(into, plane + offset).map_err(Error::transfer(failed, offset));
+            }
+        }
+        if self.planes.zero.contains(block) {
+            into.fill(0);
+            return Ok(());
+        }
+        match (self.pages.lookup(&self.base, block)?, &self.golden) {
+            (None, Some(golden)) => golden.read_at(offset, into).map_err(Error::transfer("read the golden image", offset))?,
+            (None, None) | (Some(ZERO_PAGE), _) => into.fill(0),
+            (Some(name), _) => {
+                let mut result = Err(io::Error::other("the store did not hand out this block"));
+                self.pages.read(vec![(block, name)], &mut |_, page| {
+                    into.copy_from_slice(&page[at..at + into.len()]);
+                    result = Ok(());
+                    true
+                })?;
+                result.map_err(Error::transfer("read the store", offset))?;
+            }
+        }
+        Ok(())
     }
 
     /// What the page table says of a block with this content.
@@ -184,5 +271,27 @@ impl Cut {
     fn zero_change(&self, block: PageNumber) -> Option<PageName> {
         let over_image = self.golden.as_ref().is_some_and(|golden| u64::from(block) < golden.blocks());
         over_image.then_some(ZERO_PAGE)
+    }
+}
+
+impl Source for Cut {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<()> {
+        let len = into.len() as u64;
+        if at.checked_add(len).is_none_or(|end| end > self.size) {
+            return Err(Error::OutOfRange { offset: at, len, size: self.size });
+        }
+        let (mut at, mut left) = (at, into);
+        while !left.is_empty() {
+            let within = (at % PAGE_SIZE as u64) as usize;
+            let (now, rest) = left.split_at_mut((PAGE_SIZE - within).min(left.len()));
+            self.read_within((at / PAGE_SIZE as u64) as PageNumber, within, now)?;
+            at += now.len() as u64;
+            left = rest;
+        }
+        Ok(())
     }
 }

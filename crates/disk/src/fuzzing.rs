@@ -1,10 +1,12 @@
-//! What a fuzzer may feed with any bytes: the device behind its ring, and the vhost-user protocol. See `fuzz/README.md`.
+//! What a fuzzer may feed with any bytes: the device behind its ring, the vhost-user protocol, and file systems. See `fuzz/README.md`.
 //!
 //! Bytes become a short program: what the guest, or QEMU, does next. So a fuzzer that flips a bit changes one step, and most steps mean something.
 
+mod ext4;
 mod guest;
 mod protocol;
 
+pub use ext4::ext4;
 pub use guest::ring;
 pub use protocol::session;
 
@@ -38,6 +40,11 @@ impl Pages for Thirds {
         })
     }
 
+    fn named(&self, root: &Root, each: &mut dyn FnMut(PageNumber)) -> StoreResult<()> {
+        (0..root.pages as PageNumber).filter(|block| block % 3 != 2).for_each(each);
+        Ok(())
+    }
+
     fn read(&self, wanted: Vec<(PageNumber, PageName)>, each: &mut dyn FnMut(PageNumber, &PageBuf) -> bool) -> StoreResult<()> {
         for (block, _) in wanted {
             if !each(block, &page_of(block)) {
@@ -64,6 +71,7 @@ fn disk(place: &Path) -> Arc<Disk> {
         pages: Arc::new(Thirds),
         overlay_dir: place.to_owned(),
         read_only: false,
+        drop_freed: true,
     };
     Arc::new(Disk::new(options).expect("a disk"))
 }
@@ -128,6 +136,11 @@ mod tests {
     #[test]
     fn no_ring_breaks_the_device() {
         replay("ring", 3_000, super::ring);
+    }
+
+    #[test]
+    fn no_file_system_breaks_its_reader() {
+        replay("ext4", 4_000, super::ext4);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! Pages are numbered by their place in the RAM *file*, not by guest address: several regions map one file (around the hole below 4 GiB).
 
 use crate::{dirty::DirtyPages, page_map::PageMap, segments::Pieces};
-use fermata_types::{PAGE_SIZE, PageNumber, PageSet};
+use fermata_types::{PAGE_SIZE, PageNumber};
 use rustix::fs::{Stat, fstat};
 use std::{
     fs::File,

@@ -8,6 +8,9 @@ pub trait Pages: Send + Sync {
     /// What a page table says of one block. None: it does not name it.
     fn lookup(&self, root: &Root, block: PageNumber) -> Result<Option<PageName>>;
 
+    /// Every block that a page table names, in order.
+    fn named(&self, root: &Root, each: &mut dyn FnMut(PageNumber)) -> Result<()>;
+
     /// Reads many blocks, in any order.
     fn read(&self, wanted: Vec<(PageNumber, PageName)>, each: &mut dyn FnMut(PageNumber, &PageBuf) -> bool) -> Result<()>;
 }
@@ -15,6 +18,13 @@ pub trait Pages: Send + Sync {
 impl Pages for Store {
     fn lookup(&self, root: &Root, block: PageNumber) -> Result<Option<PageName>> {
         Store::lookup(self, root, block)
+    }
+
+    fn named(&self, root: &Root, each: &mut dyn FnMut(PageNumber)) -> Result<()> {
+        self.for_each_page(root, &mut |block, _| {
+            each(block);
+            Ok(())
+        })
     }
 
     fn read(&self, wanted: Vec<(PageNumber, PageName)>, each: &mut dyn FnMut(PageNumber, &PageBuf) -> bool) -> Result<()> {

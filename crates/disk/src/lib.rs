@@ -2,6 +2,7 @@
 //!
 //! - [`golden`]: immutable images outside the store, raw or qcow2, and their names
 //! - [`overlay`]: the branching disk: image, page table, and what this run wrote
+//! - `ext4`: which blocks of a file system are free; `freed`: which of them a cut may leave out
 //! - [`cut`]: what was written between two instants, and how it is saved
 //! - `map`: where each block lies; `segments`: scattered memory for system calls
 //! - [`layers`]: the two traits by which a disk reaches the store
@@ -24,6 +25,8 @@ pub mod cut;
 mod device;
 mod dirty;
 mod error;
+mod ext4;
+mod freed;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -48,6 +51,7 @@ pub use cut::{Cut, CutId};
 pub use device::Counters;
 pub use dirty::DirtyPages;
 pub use error::{Error, Result};
+pub use freed::FreeSpace;
 pub use golden::{Format, Golden};
 pub use guest::{MemoryWatch, Region};
 pub use layers::{Pages, Sink};

@@ -12,6 +12,11 @@
 use crate::{
     Error, Result,
     cut::{Cut, CutId, Overlay, Planes},
+    ext4::{
+        Source,
+        journal::{HEADER, committed},
+    },
+    freed::Watch,
     golden::{Golden, SECTOR_SIZE},
     layers::Pages,
     map::{BlockMap, Place},
@@ -19,8 +24,9 @@ use crate::{
     segments::{Input, Output, with_input, with_output},
 };
 use fermata_store::ImageReader as _;
-use fermata_types::{PAGE_SIZE, PageBuf, PageName, PageNumber, Root, ZERO_PAGE};
+use fermata_types::{PAGE_SIZE, PageBuf, PageName, PageNumber, PageSet, Root, ZERO_PAGE};
 use std::{
+    cell::RefCell,
     io,
     ops::Range,
     path::{Path, PathBuf},
@@ -46,6 +52,8 @@ pub struct DiskOptions {
     pub overlay_dir: PathBuf,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// Whether cuts leave out blocks that the guest's file system has freed.
+    pub drop_freed: bool,
 }
 
 /// How a cut ended.
@@ -85,6 +93,9 @@ struct State {
     page_map: Option<(Arc<PageMap>, u32)>,
     /// The page table of the last cut, once it is saved.
     saved: Arc<OnceLock<Root>>,
+    watch: Watch,
+    /// Freed blocks that were left out of `base`.
+    left_out: Arc<PageSet>,
 }
 
 impl Disk {
@@ -101,7 +112,12 @@ impl Disk {
         let root = options.root.unwrap_or(Root::empty(blocks.into()));
         check_root(&root, blocks)?;
         Ok(Self {
-            state: Mutex::new(State::new(new_overlay(&options.overlay_dir, blocks)?, blocks, root)),
+            state: Mutex::new(State::new(
+                new_overlay(&options.overlay_dir, blocks)?,
+                blocks,
+                root,
+                Watch::new(options.drop_freed && !options.read_only),
+            )),
             golden: options.golden,
             pages: options.pages,
             overlay_dir: options.overlay_dir,
@@ -141,6 +157,11 @@ impl Disk {
         self.lock().written.blocks()
     }
 
+    /// Blocks that the last checkpoint left out because their file system has freed them: there they have no name.
+    pub fn left_out(&self) -> Arc<PageSet> {
+        self.lock().left_out.clone()
+    }
+
     /// The page table of the last cut, if that is saved already.
     pub(crate) fn saved(&self) -> Option<Root> {
         self.lock().saved.get().copied()
@@ -174,25 +195,34 @@ impl Disk {
     /// Writes all of `input` to the disk from `offset` on. After an error the bytes in this range are old, new or a mix; nothing else changed.
     pub fn write(&self, offset: u64, input: &mut Input<'_>) -> Result<()> {
         let range = self.writable_range(offset, input.left() as u64)?;
-        self.write_range(&mut self.lock(), range, input)
+        let state = &mut *self.lock();
+        let written = self.write_range(state, range.clone(), input);
+        // Even a write that failed may have written some of it.
+        self.observe(state, &range);
+        written
     }
 
     /// Makes bytes zero. With `unmap` their space on the host is freed as well where that is easy.
     pub fn zero(&self, offset: u64, len: u64, unmap: bool) -> Result<()> {
         let range = self.writable_range(offset, len)?;
         let state = &mut *self.lock();
-        let whole = range.start.next_multiple_of(BLOCK)..self.whole_end(range.end);
-        if whole.start >= whole.end {
-            return self.zero_part(state, range);
-        }
-        self.zero_part(state, range.start..whole.start)?;
-        self.zero_blocks(state, block_of(whole.start)..block_of(whole.end - 1) + 1, unmap);
-        self.zero_part(state, whole.end..range.end)
+        let zeroed = self.zero_range(state, range.clone(), unmap);
+        self.observe(state, &range);
+        zeroed
     }
 
     /// All earlier writes have reached the overlay, as they do before they return. Fails if the host is known to have lost some of them.
     pub fn flush(&self) -> Result<()> {
-        let overlay = self.lock().overlay.clone();
+        let overlay = {
+            let state = &mut *self.lock();
+            if state.watch.is_due() {
+                // A file system flushes before it relies on anything: a good moment to see what there is.
+                let mut watch = state.watch.clone();
+                watch.look(&Live { disk: self, state: RefCell::new(state) });
+                state.watch = watch;
+            }
+            state.overlay.clone()
+        };
         overlay.check()
     }
 
@@ -213,7 +243,12 @@ impl Disk {
             overlay: state.overlay.clone(),
             base: state.base,
             golden: self.golden.clone(),
+            pages: self.pages.clone(),
             blocks: self.blocks,
+            size: self.size,
+            watch: state.watch.clone(),
+            page_map: state.page_map.clone(),
+            left_out: state.left_out.clone(),
             saved: state.saved.clone(),
         })
     }
@@ -227,7 +262,10 @@ impl Disk {
             return;
         }
         match outcome {
-            Settled::Permanent(root) => state.base = root,
+            Settled::Permanent(root) => {
+                state.base = root;
+                state.left_out = Arc::new(planes.freed());
+            }
             Settled::Aborted => state.written.add_older(&planes),
         }
     }
@@ -238,8 +276,8 @@ impl Disk {
         let overlay = new_overlay(&self.overlay_dir, self.blocks)?;
         let state = &mut *self.lock();
         state.change(0..self.blocks);
-        let (cuts, page_map) = (state.cuts, state.page_map.take());
-        *state = State { cuts, page_map, ..State::new(overlay, self.blocks, root) };
+        let (cuts, page_map, watch) = (state.cuts, state.page_map.take(), state.watch.anew());
+        *state = State { cuts, page_map, ..State::new(overlay, self.blocks, root, watch) };
         Ok(())
     }
 
@@ -402,6 +440,31 @@ impl Disk {
         state.settle_write(block..block + 1, place, put).map_err(failed)
     }
 
+    fn zero_range(&self, state: &mut State, range: Range<u64>, unmap: bool) -> Result<()> {
+        let whole = range.start.next_multiple_of(BLOCK)..self.whole_end(range.end);
+        if whole.start >= whole.end {
+            return self.zero_part(state, range);
+        }
+        self.zero_part(state, range.start..whole.start)?;
+        self.zero_blocks(state, block_of(whole.start)..block_of(whole.end - 1) + 1, unmap);
+        self.zero_part(state, whole.end..range.end)
+    }
+
+    /// Shows the watch what was written: commit records first, since what was written with one was not written before it.
+    fn observe(&self, state: &mut State, range: &Range<u64>) {
+        for (file_system, at) in state.watch.headers(range) {
+            let mut header = [0; HEADER];
+            let read = with_output(&mut header, |output| self.read_range(state, at..at + HEADER as u64, output));
+            // A record that cannot be read counts as none: then fewer blocks are known to be free.
+            if read.is_ok()
+                && let Some(transaction) = committed(&header)
+            {
+                state.watch.committed(file_system, transaction);
+            }
+        }
+        state.watch.wrote(range);
+    }
+
     fn zero_part(&self, state: &mut State, range: Range<u64>) -> Result<()> {
         const ZEROS: &PageBuf = &[0; PAGE_SIZE];
         let mut at = range.start;
@@ -458,8 +521,25 @@ impl Disk {
     }
 }
 
+/// The disk as it is now, for the watch.
+struct Live<'a> {
+    disk: &'a Disk,
+    state: RefCell<&'a mut State>,
+}
+
+impl Source for Live<'_> {
+    fn size(&self) -> u64 {
+        self.disk.size
+    }
+
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<()> {
+        let range = self.disk.range(at, into.len() as u64)?;
+        with_output(into, |output| self.disk.read_range(&mut self.state.borrow_mut(), range, output))
+    }
+}
+
 impl State {
-    fn new(overlay: Overlay, blocks: u32, root: Root) -> Self {
+    fn new(overlay: Overlay, blocks: u32, root: Root, watch: Watch) -> Self {
         let place = if root.node.is_some() { Place::Unasked } else { Place::Below };
         Self {
             overlay: Arc::new(overlay),
@@ -471,6 +551,8 @@ impl State {
             cuts: 0,
             page_map: None,
             saved: Arc::default(),
+            watch,
+            left_out: Arc::default(),
         }
     }
 
@@ -555,6 +637,7 @@ mod tests {
             pages: Arc::new(store.clone()),
             overlay_dir: dir.path().to_owned(),
             read_only: false,
+            drop_freed: true,
         };
         let disk = Disk::new(options).unwrap();
         disk.write_at(0, &[1; PAGE_SIZE]).unwrap();

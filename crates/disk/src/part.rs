@@ -1,6 +1,6 @@
 //! The disk as a part of an experiment.
 
-use crate::{Cut, CutId, Disk, Error, golden::Format, overlay::Settled, session::Running};
+use crate::{Cut, CutId, Disk, Error, FreeSpace, golden::Format, overlay::Settled, session::Running};
 use fermata_checkpoint::{Captured, Failure, Note, Outcome, Part, Saved};
 use fermata_store::Writer;
 use fermata_types::{ImageId, PartKind, PartState};
@@ -20,6 +20,9 @@ pub struct DiskDetails {
     /// The image below, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageDetails>,
+    /// What was learned of free blocks, for each ext4 file system found.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub free_space: Vec<FreeSpace>,
 }
 
 /// Which golden image a disk stands on.
@@ -37,7 +40,7 @@ impl DiskDetails {
     /// The details of a disk.
     pub fn of(disk: &Disk) -> Self {
         let image = disk.golden().map(|golden| ImageDetails { id: golden.id(), path: golden.path().to_owned(), format: golden.format() });
-        Self { size: disk.size(), read_only: disk.read_only(), image }
+        Self { size: disk.size(), read_only: disk.read_only(), image, free_space: Vec::new() }
     }
 
     /// The details that a checkpoint keeps. Fails if the state is not that of a disk.
@@ -85,12 +88,13 @@ struct CapturedDisk {
 impl Captured<Writer> for CapturedDisk {
     fn save(self: Box<Self>, storage: &mut Writer) -> Result<Saved, Failure> {
         let (root, pages) = self.cut.save(storage)?;
+        let details = DiskDetails { free_space: self.cut.free_space().to_vec(), ..self.details };
         let state = PartState {
             name: self.name,
             kind: PartKind::Disk,
             tables: BTreeMap::from([(BLOCKS_TABLE.to_owned(), root)]),
             blobs: BTreeMap::new(),
-            details: serde_json::to_value(self.details)?,
+            details: serde_json::to_value(details)?,
         };
         Ok(Saved { state, pages, composition: None })
     }

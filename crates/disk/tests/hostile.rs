@@ -54,6 +54,7 @@ fn bench(size: Option<u64>, watch: Option<Arc<dyn MemoryWatch>>) -> Bench {
         pages: Arc::new(Memory::default()),
         overlay_dir: dir.path().to_owned(),
         read_only: false,
+        drop_freed: true,
     };
     let disk = Arc::new(Disk::new(options).unwrap());
     let socket = dir.path().join("disk.sock");

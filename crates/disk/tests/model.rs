@@ -154,6 +154,7 @@ proptest! {
             pages: memory.clone(),
             overlay_dir: dir.path().to_owned(),
             read_only: false,
+            drop_freed: true,
         }).unwrap();
         let mut model = golden.clone();
         model.resize(size, 0);

@@ -37,6 +37,7 @@ impl Bench {
             pages: Arc::new(self.store.clone()),
             overlay_dir: self.dir.path().to_owned(),
             read_only: false,
+            drop_freed: true,
         };
         Arc::new(Disk::new(options).unwrap())
     }

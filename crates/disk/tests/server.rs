@@ -48,6 +48,7 @@ fn bench(read_only: bool, watch: Option<Arc<dyn MemoryWatch>>) -> Bench {
         pages: Arc::new(Memory::default()),
         overlay_dir: dir.path().to_owned(),
         read_only,
+        drop_freed: true,
     };
     let disk = Arc::new(Disk::new(options).unwrap());
     let socket = dir.path().join("disk.sock");

@@ -22,17 +22,41 @@ impl Blocks {
     }
 }
 
+impl Blocks {
+    /// Takes out of the list what equals a block without a name, and returns these pages.
+    fn nameless(&self, pages: &mut Vec<Mapped>) -> PageSet {
+        let left_out: Vec<_> = self.disks.iter().map(|(_, disk)| disk.left_out()).collect();
+        let mut nameless = PageSet::new();
+        if left_out.iter().any(|blocks| !blocks.is_empty()) {
+            pages.retain(|mapped| {
+                let named = !left_out[mapped.disk as usize].contains(mapped.block);
+                if !named {
+                    nameless.insert(mapped.page);
+                }
+                named
+            });
+        }
+        nameless
+    }
+}
+
 impl KnownPages for Blocks {
     fn written(&self, pages: &PageSet) {
         self.map.forget(pages);
     }
 
     fn find(&self, pages: &PageSet) -> Vec<Mapped> {
-        self.map.find(pages)
+        let mut found = self.map.find(pages);
+        self.nameless(&mut found);
+        found
     }
 
     fn keep(&self, known: &mut Vec<Mapped>) -> PageSet {
-        self.map.keep(known)
+        self.map.keep(known) | self.nameless(known)
+    }
+
+    fn rely_on(&self, pages: Arc<Vec<Mapped>>) {
+        self.map.rely_on(pages);
     }
 
     fn name(&self, pages: &[Mapped], storage: &mut Writer, each: &mut dyn FnMut(Mapped, PageName, Class)) -> Result<(), Failure> {

@@ -9,7 +9,7 @@ use fermata_disk::{DirtyPages, Disk, DiskOptions, DiskPart, Golden, MemoryWatch,
 use fermata_linux::clock;
 use fermata_store::{Hold, Progress, Record, Store};
 use fermata_types::{ImageId, MachineId, PageNumber, PageSet, Root};
-use fermata_vm::{DEVICES, FIRMWARE, KnownPages, Machine, MachineDetails, MachinePart, OtherWriters, RAM, Restore, ram_pages};
+use fermata_vm::{DEVICES, FIRMWARE, FreePages, KnownPages, Machine, MachineDetails, MachinePart, OtherWriters, RAM, Restore, ram_pages};
 use std::{
     io,
     ops::Range,
@@ -95,6 +95,7 @@ impl Body {
                 pages: Arc::new(host.store().clone()),
                 overlay_dir: host.store().live_dir(),
                 read_only: disk.read_only,
+                drop_freed: host.capture().free == FreePages::Auto,
             };
             let served = Arc::new(Disk::new(options)?);
             let watch: Arc<dyn MemoryWatch> = memory.clone();

@@ -3,7 +3,7 @@
 //! A checkpoint is written through a [`Writer`] into one pack file and becomes visible in one transaction of the index. It is read through the
 //! [`Store`], and everything read is checked against the hash that names it. Formats are in `docs/formats/`.
 //!
-//! - `store`: [`Store`], opening, reading pages and blobs
+//! - `store`: [`Store`], opening, reading pages and blobs; `sweep`: reading many pages in the order in which they lie
 //! - `writer`: [`Writer`], the sieve, the commit
 //! - `pack`: pack files; `index`: where everything lies; `lmdb`: checks its file before LMDB sees it
 //! - `table` and `node`: page tables as trees of hashes
@@ -43,6 +43,7 @@ mod remove;
 mod removed;
 mod stats;
 mod store;
+mod sweep;
 mod table;
 #[cfg(test)]
 mod tests;

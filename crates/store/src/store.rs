@@ -127,49 +127,6 @@ impl Store {
         })
     }
 
-    /// Reads many pages in the order in which they lie, each frame once, and checks each against its name; `each` may end it by returning
-    /// false. A page wanted under several numbers is handed over once for each.
-    pub fn read_pages(&self, wanted: Vec<(PageNumber, PageName)>, each: &mut dyn FnMut(PageNumber, &PageBuf) -> bool) -> Result<()> {
-        let mut page = [0; fermata_types::PAGE_SIZE];
-        let mut located = Vec::with_capacity(wanted.len());
-        {
-            let read = self.0.index.read()?;
-            for (number, name) in wanted {
-                if name != ZERO_PAGE {
-                    located.push((self.0.locate_page(&read, &name)?, number, name));
-                } else if !each(number, &page) {
-                    return Ok(());
-                }
-            }
-        }
-        located.sort_unstable();
-        // Not through the cache: a sweep over a whole memory would only throw out what others use.
-        let mut last: Option<((u32, u64), Frame)> = None;
-        for (location, number, name) in located {
-            let read = match location {
-                Location::Image { image, block } => self.0.read_image(image, block, &name, &mut page),
-                Location::Pack { pack, offset, place, length } => {
-                    let frame = match last.take() {
-                        Some((at, frame)) if at == (pack, offset) => Ok(frame),
-                        _ => self.0.pack(pack).and_then(|file| file.frame(offset, length, &Named("page", name.as_bytes()))),
-                    };
-                    frame.and_then(|frame| {
-                        let (_, frame) = last.insert(((pack, offset), frame));
-                        self.0.page_of(frame, pack, offset, place, &name, &mut page)
-                    })
-                }
-            };
-            if read.is_err() {
-                // A collection may have moved it since it was located. If not, this says what is wrong.
-                self.read_page(&name, &mut page)?;
-            }
-            if !each(number, &page) {
-                break;
-            }
-        }
-        Ok(())
-    }
-
     /// Reads a blob and checks it against its name.
     pub fn read_blob(&self, name: &BlobName) -> Result<Vec<u8>> {
         let what = Named("blob", name.as_bytes());
@@ -287,7 +244,7 @@ impl Inner {
         Ok(frame)
     }
 
-    fn page_of(&self, frame: &Frame, pack: u32, offset: u64, place: u16, name: &PageName, into: &mut PageBuf) -> Result<()> {
+    pub fn page_of(&self, frame: &Frame, pack: u32, offset: u64, place: u16, name: &PageName, into: &mut PageBuf) -> Result<()> {
         let found = match frame.kind {
             Kind::Pages => frame.object(place.into()),
             _ => Err("what lies there is no page".into()),

@@ -152,6 +152,7 @@ impl Served {
             pages: Arc::new(store),
             overlay_dir: place.to_owned(),
             read_only: false,
+            drop_freed: true,
         };
         let disk = Arc::new(Disk::new(options).expect("a disk"));
         let options = ServerOptions { disk: disk.clone(), serial: name.into(), dirty: Arc::new(DirtyPages::new()), watch: None };

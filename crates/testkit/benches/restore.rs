@@ -1,6 +1,8 @@
-//! How long until a guest runs again, warm and cold, and until its own work is at full speed, beside QEMU's loadvm and -incoming.
+//! How long until a guest runs again, warm and cold, and until its own work is at full speed, beside QEMU's loadvm and -incoming; and from disk blocks.
 
+use fermata_experiment::{Journey, spare, travel};
 use fermata_linux::clock::{Stopwatch, monotonic};
+use fermata_store::{Record, Store};
 use fermata_testkit::{
     Bench, guests,
     measure::{Counter, drop_page_cache, number_after, pick},
@@ -8,6 +10,7 @@ use fermata_testkit::{
     rival::Stock,
 };
 use fermata_timeline::Keeper;
+use fermata_types::{CheckpointId, Root};
 use serde_json::{Value, json};
 use std::{fs, path::Path, process::Command, thread, time::Duration};
 
@@ -77,7 +80,93 @@ fn main() {
     report.note(
         "the guest writes at random over three quarters of its memory; full speed: 90 % of its usual work, for two intervals of 20 ms",
     );
+    from_blocks(&mut report, rounds.min(4));
     report.print();
+}
+
+/// What is read of the image in the guest, in MiB: more than its page cache holds.
+const READ_MIB: u32 = 2048;
+/// Pages taken from one store to another at a time.
+const BATCH: usize = 8192;
+/// No slower, but for what two measurements of the same thing differ.
+const NO_SLOWER: f64 = 1.1;
+
+/// All of a guest whose memory is full of blocks of its golden image: those are read from the image, beside the same memory from packs alone.
+fn from_blocks(report: &mut Report, rounds: usize) {
+    let image = format!("    image: {}\n", guests::file("debian12.raw").display());
+    let spec = guests::tiny("blocks", "fermata.run=none fermata.disk=none", &image).replace("memory: 256M", "memory: 1024M");
+    let bench = Bench::new(&spec);
+    let run = bench.boot();
+    let read = ["sh", "-c", &format!("dd if=/dev/vda of=/dev/null bs=1M count={READ_MIB}")].map(str::to_owned);
+    let read = run.body().machine().agent().execute(&read, None, PATIENCE).expect("the guest reads its disk");
+    assert_eq!(read.status, 0, "{}", String::from_utf8_lossy(&read.stderr));
+    let (id, record) = run.checkpoint(None).expect("a checkpoint");
+    run.body().machine().kill();
+    drop(run);
+    let packed = Bench::new(&spec);
+    let (packed_id, packed_record) = refill(bench.host.store(), packed.host.store(), &record);
+    let mib = |pages: u64| pages as f64 / 256.0;
+    let pages = &record.cost.parts["m1"];
+    for (how, cold) in [("warm", false), ("cold", true)] {
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            ours.push(eager(&bench, &id, &record, cold));
+            theirs.push(eager(&packed, &packed_id, &packed_record, cold));
+        }
+        let (median, their_median) = (quantile(&ours, 0.5), quantile(&theirs, 0.5));
+        let rival = Some(("all in packs", their_median));
+        report.mark(&format!("from disk blocks, {how}: all of it"), median, "ms", rival, ("no slower", median <= their_median * NO_SLOWER));
+    }
+    report.note(format!(
+        "from disk blocks: eagerly, a guest of 1 GiB with {:.0} MiB of blocks of its golden image, and {:.0} MiB besides that are not zero",
+        mib(pages.on_disk),
+        mib(pages.known + pages.new)
+    ));
+}
+
+/// The same checkpoint in another store, which has never seen the golden image: all its pages lie in packs, in the order of memory.
+fn refill(from: &Store, to: &Store, record: &Record) -> (CheckpointId, Record) {
+    let mut writer = to.writer().expect("a writer");
+    for part in &record.parts {
+        for root in part.tables.values() {
+            let mut changes = Vec::new();
+            let mut note = |page, name| {
+                changes.push((page, Some(name)));
+                Ok(())
+            };
+            from.for_each_page(root, &mut note).expect("a page table");
+            for batch in changes.chunks(BATCH) {
+                let mut pages = Vec::with_capacity(batch.len());
+                let wanted = batch.iter().filter_map(|(page, name)| Some((*page, (*name)?))).collect();
+                from.read_pages(wanted, &mut |page, content| {
+                    pages.push((page, *content));
+                    true
+                })
+                .expect("pages");
+                pages.sort_unstable_by_key(|(page, _)| *page);
+                pages.iter().for_each(|(_, content)| _ = writer.put_page(content).expect("room in the store"));
+            }
+            let again = writer.update_table(&Root::empty(root.pages), &changes).expect("a page table");
+            assert_eq!(again, *root);
+        }
+        part.blobs.values().for_each(|name| _ = writer.put_blob(&from.read_blob(name).expect("a blob")).expect("room in the store"));
+    }
+    let record = Record { parent: None, ..record.clone() };
+    (writer.commit(&record).expect("a checkpoint"), record)
+}
+
+/// How long until a process that stands ready has everything, in ms.
+fn eager(bench: &Bench, id: &CheckpointId, record: &Record, cold: bool) -> f64 {
+    let body = spare(&bench.host, id, record, &mut |_, _| {}).expect("a spare machine");
+    if cold {
+        drop_page_cache();
+    }
+    let begin = monotonic();
+    let how = Journey { eager: true, paused: true, fresh_randomness: false };
+    let arrival = travel(&bench.host, body, id, record, "back", how).expect("a journey");
+    let took = monotonic() - begin;
+    drop(arrival);
+    took.as_secs_f64() * 1e3
 }
 
 fn program(mib: u32) -> String {

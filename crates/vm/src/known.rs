@@ -24,6 +24,9 @@ pub trait KnownPages: Send + Sync {
     /// Leaves in the list what is still so, and returns the other pages.
     fn keep(&self, known: &mut Vec<Mapped>) -> PageSet;
 
+    /// The checkpoint under way takes these pages by the names of their blocks. Told in the pause.
+    fn rely_on(&self, pages: Arc<Vec<Mapped>>);
+
     /// Tells `each` the names of the pages, each at least once, as of the checkpoint that `storage` writes. The disks must be saved in it already.
     fn name(&self, pages: &[Mapped], storage: &mut Writer, each: &mut dyn FnMut(Mapped, PageName, Class)) -> Result<(), Failure>;
 
@@ -75,7 +78,10 @@ impl Aside {
     /// What is set aside in the end. In the pause.
     pub fn capture(&mut self, ram: &MemoryFile) -> Result<CapturedAside> {
         let mut content = Staging::default();
-        let pages = std::mem::take(&mut self.pages);
+        let pages = Arc::new(std::mem::take(&mut self.pages));
+        if let Some(known) = &self.known {
+            known.rely_on(pages.clone());
+        }
         if self.check {
             let all = pages.iter().map(|mapped| mapped.page).collect();
             content.copy(ram, &all).map_err(|source| Error::Io { what: "copying pages of", path: ram.path().to_owned(), source })?;
@@ -88,7 +94,7 @@ impl Aside {
 #[derive(Default)]
 pub(crate) struct CapturedAside {
     known: Option<Arc<dyn KnownPages>>,
-    pages: Vec<Mapped>,
+    pages: Arc<Vec<Mapped>>,
     /// What the pages hold, if that is to be checked.
     content: Staging,
 }

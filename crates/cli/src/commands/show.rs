@@ -11,7 +11,7 @@ use clap::Args;
 use fermata_api::{
     local,
     types::{Composition, PageCounts, Root, Use},
-    values::{Checkpoint, Part, SavedBytes},
+    values::{Checkpoint, FreeSpace, Part, SavedBytes},
 };
 use std::collections::BTreeMap;
 
@@ -257,7 +257,7 @@ fn shares<const N: usize>(counts: &[u64; N], length: usize) -> [usize; N] {
 
 fn parts(checkpoint: &Checkpoint, style: &Style) -> String {
     let mut table = Table::bare(&[Set::Left, Set::Left, Set::Left, Set::Right, Set::Left]);
-    for Part { name, kind, tables, blobs } in &checkpoint.parts {
+    for Part { name, kind, tables, blobs, free_space } in &checkpoint.parts {
         let kind = format!("{kind:?}").to_lowercase();
         for (of, root) in tables {
             let Root { pages, node } = root;
@@ -274,6 +274,20 @@ fn parts(checkpoint: &Checkpoint, style: &Style) -> String {
             let cells = vec![format!("  {}", text::harmless(name)).into(), kind.clone().into(), text::harmless(of).into(), "".into()];
             table.row(cells.into_iter().chain([Cell::new(Paint::Dim, blob.short())]).collect());
         }
+        for FreeSpace { start, blocks, unclear } in free_space {
+            let known = match unclear {
+                Some(why) => format!("ext4 at byte {start}: all is kept, {}", text::harmless(why)),
+                None => format!("ext4 at byte {start}: known to be free"),
+            };
+            let name = format!("  {}", text::harmless(name));
+            table.row(vec![
+                name.into(),
+                kind.clone().into(),
+                "free".into(),
+                text::several(*blocks, "page").into(),
+                Cell::new(Paint::Dim, known),
+            ]);
+        }
     }
     for image in &checkpoint.images {
         table.row(vec!["  golden image".into(), "".into(), "".into(), "".into(), Cell::new(Paint::Dim, image.short())]);
@@ -286,6 +300,21 @@ mod tests {
     use super::*;
     use crate::commands::samples::history;
     use proptest::prelude::*;
+
+    #[test]
+    fn free_blocks_are_told_with_the_reason_where_there_are_none() {
+        let mut checkpoint = history()[1].clone();
+        checkpoint.parts[1].free_space = vec![
+            FreeSpace { start: 0, blocks: 25_600, unclear: None },
+            FreeSpace { start: 1 << 20, blocks: 0, unclear: Some("it has no journal".into()) },
+        ];
+        let shown = parts(&checkpoint, &Style::default());
+        for words in
+            ["free    25,600 pages  ext4 at byte 0: known to be free", "0 pages  ext4 at byte 1048576: all is kept, it has no journal"]
+        {
+            assert!(shown.contains(words), "{shown}");
+        }
+    }
 
     #[test]
     fn what_was_measured_is_told_in_sections_of_its_own() {

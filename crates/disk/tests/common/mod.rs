@@ -61,6 +61,11 @@ impl Pages for Memory {
         Ok(root.node.and_then(|node| self.tables.lock().unwrap()[&node].get(&block).copied()))
     }
 
+    fn named(&self, root: &Root, each: &mut dyn FnMut(PageNumber)) -> Result<()> {
+        self.table(root).into_keys().for_each(each);
+        Ok(())
+    }
+
     fn read(&self, mut wanted: Vec<(PageNumber, PageName)>, each: &mut dyn FnMut(PageNumber, &PageBuf) -> bool) -> Result<()> {
         // In some other order, as a store does.
         wanted.sort_by_key(|(_, name)| *name);

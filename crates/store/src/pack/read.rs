@@ -56,18 +56,34 @@ impl PackFile {
 
     /// The frame at this place, for the object named.
     pub fn frame(&self, offset: u64, length: u32, object: &dyn Display) -> Result<Frame> {
-        if offset.checked_add(length.into()).is_none_or(|end| end > self.length) {
+        let mut bytes = Vec::new();
+        self.read_span(offset, length as usize, object, &mut bytes)?;
+        self.decode(&bytes, offset, object)
+    }
+
+    /// The bytes at this place, whatever lies there.
+    pub fn span(&self, offset: u64, length: usize, into: &mut Vec<u8>) -> Result<()> {
+        self.read_span(offset, length, &"piece of the pack", into)
+    }
+
+    fn read_span(&self, offset: u64, length: usize, object: &dyn Display, into: &mut Vec<u8>) -> Result<()> {
+        // Before anything is allocated: the index may ask for any length.
+        if offset.checked_add(length as u64).is_none_or(|end| end > self.length) {
             let detail = format!("it should reach to byte {offset} + {length}, but the file ends at {}", self.length);
             return Err(Error::corrupt(&self.path, offset, object, detail));
         }
-        let mut bytes = vec![0; length as usize];
-        self.read_at(&mut bytes, offset, object)?;
+        into.resize(length, 0);
+        self.read_at(into, offset, object)
+    }
+
+    /// The frame whose bytes, which lie at this place, are these.
+    pub fn decode(&self, bytes: &[u8], offset: u64, object: &dyn Display) -> Result<Frame> {
         UNPACKER.with_borrow_mut(|unpacker| {
             let unpacker = match unpacker {
                 Some(unpacker) => unpacker,
                 None => unpacker.insert(Decompressor::new().map_err(Error::io("start to decompress", &self.path))?),
             };
-            Frame::decode(&bytes, unpacker).map_err(|detail| Error::corrupt(&self.path, offset, object, detail))
+            Frame::decode(bytes, unpacker).map_err(|detail| Error::corrupt(&self.path, offset, object, detail))
         })
     }
 

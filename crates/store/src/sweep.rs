@@ -1,0 +1,215 @@
+//! Sweeps: many pages, read in the order in which they lie, in large pieces, and ahead of whoever takes them.
+//!
+//! What lies together in a pack or a golden image is read at once, across small gaps too: a gap costs less than another read. While the pages of one piece are
+//! decompressed and checked, a second thread reads the next ones.
+
+use crate::{Error, Result, Store, error::Named, hash, index::Location, pack::Frame, store::Inner};
+use fermata_types::{PAGE_SIZE, PageBuf, PageName, PageNumber, ZERO_PAGE};
+use std::{
+    io,
+    ops::{ControlFlow, Range},
+    path::Path,
+    sync::mpsc,
+};
+
+/// Bytes of a piece, unless one frame alone is larger.
+const PIECE_MAX: u64 = 1 << 20;
+/// Bytes read along in vain to save a read.
+const GAP_MAX: u64 = 64 << 10;
+/// Pieces read ahead.
+const AHEAD: usize = 4;
+/// For fewer pages a second thread costs more than it gains.
+const ALONE_MAX: usize = 64;
+
+type Located = (Location, PageNumber, PageName);
+type Each<'a> = dyn FnMut(PageNumber, &PageBuf) -> bool + 'a;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lies {
+    Pack(u32),
+    Image(u32),
+}
+
+/// Neighbouring bytes of a file, and which of the pages wanted lie in them.
+#[derive(Debug)]
+struct Piece {
+    lies: Lies,
+    bytes: Range<u64>,
+    pages: Range<usize>,
+}
+
+impl Store {
+    /// Reads many pages in the order in which they lie, and checks each against its name; `each` may end it by returning false. A page wanted under several
+    /// numbers is handed over once for each.
+    pub fn read_pages(&self, wanted: Vec<(PageNumber, PageName)>, each: &mut Each<'_>) -> Result<()> {
+        let mut located = Vec::with_capacity(wanted.len());
+        {
+            let read = self.0.index.read()?;
+            for (number, name) in wanted {
+                if name != ZERO_PAGE {
+                    located.push((self.0.locate_page(&read, &name)?, number, name));
+                } else if !each(number, &[0; PAGE_SIZE]) {
+                    return Ok(());
+                }
+            }
+        }
+        located.sort_unstable();
+        let pieces = pieces(&located);
+        if located.len() <= ALONE_MAX {
+            let mut buffer = Vec::new();
+            for piece in pieces {
+                let read = self.0.read_piece(&piece, &mut buffer);
+                if self.hand_over(&piece, read.map(|()| &buffer[..]), &located, each)?.is_break() {
+                    break;
+                }
+            }
+            return Ok(());
+        }
+        std::thread::scope(|scope| {
+            let (full, ready) = mpsc::sync_channel(AHEAD);
+            let (empty, used) = mpsc::channel::<Vec<u8>>();
+            let inner = &*self.0;
+            scope.spawn(move || {
+                for piece in pieces {
+                    let mut buffer = used.try_recv().unwrap_or_default();
+                    let read = inner.read_piece(&piece, &mut buffer);
+                    if full.send((piece, read, buffer)).is_err() {
+                        break;
+                    }
+                }
+            });
+            for (piece, read, buffer) in ready {
+                if self.hand_over(&piece, read.map(|()| &buffer[..]), &located, each)?.is_break() {
+                    break;
+                }
+                // Nobody takes it when all is read.
+                let _ = empty.send(buffer);
+            }
+            Ok(())
+        })
+    }
+
+    fn hand_over(&self, piece: &Piece, bytes: Result<&[u8]>, located: &[Located], each: &mut Each<'_>) -> Result<ControlFlow<()>> {
+        let mut page = [0; PAGE_SIZE];
+        // Not through the cache: a sweep over a whole memory would only throw out what others use.
+        let mut last = None;
+        for (location, number, name) in &located[piece.pages.clone()] {
+            let whole = bytes.as_ref().is_ok_and(|bytes| self.0.take_page(piece, bytes, *location, name, &mut last, &mut page).is_ok());
+            if !whole {
+                // A collection may have moved it since it was located. If not, this says what is wrong.
+                self.read_page(name, &mut page)?;
+            }
+            if !each(*number, &page) {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+impl Inner {
+    fn read_piece(&self, piece: &Piece, buffer: &mut Vec<u8>) -> Result<()> {
+        let length = (piece.bytes.end - piece.bytes.start) as usize;
+        match piece.lies {
+            Lies::Pack(pack) => self.pack(pack)?.span(piece.bytes.start, length, buffer),
+            Lies::Image(number) => {
+                let open = self.images.read().unwrap_or_else(|poisoned| poisoned.into_inner()).get(&number).cloned();
+                let failed = |error| Error::io("read", Path::new("golden image"))(error);
+                let (image, reader) = open.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+                let failed = |error| Error::io("read", Path::new(&format!("golden image {image}")))(error);
+                if piece.bytes.end > reader.blocks() * PAGE_SIZE as u64 {
+                    return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+                }
+                buffer.resize(length, 0);
+                reader.read_blocks((piece.bytes.start / PAGE_SIZE as u64) as PageNumber, buffer).map_err(failed)
+            }
+        }
+    }
+
+    /// Takes a page out of a piece. `last` is the frame that the page before lay in.
+    fn take_page(
+        &self,
+        piece: &Piece,
+        bytes: &[u8],
+        location: Location,
+        name: &PageName,
+        last: &mut Option<(u64, Frame)>,
+        into: &mut PageBuf,
+    ) -> Result<()> {
+        let what = Named("page", name.as_bytes());
+        let at = (span(location).1.start - piece.bytes.start) as usize;
+        match location {
+            Location::Image { image, block } => {
+                into.copy_from_slice(&bytes[at..at + PAGE_SIZE]);
+                if hash::page(into) == *name { Ok(()) } else { self.read_image(image, block, name, into) }
+            }
+            Location::Pack { pack, offset, place, length } => {
+                let frame = match last.take() {
+                    Some((at, frame)) if at == offset => frame,
+                    _ => self.pack(pack)?.decode(&bytes[at..at + length as usize], offset, &what)?,
+                };
+                let (_, frame) = last.insert((offset, frame));
+                self.page_of(frame, pack, offset, place, name, into)
+            }
+        }
+    }
+}
+
+/// In which file an object lies, and at which bytes.
+fn span(location: Location) -> (Lies, Range<u64>) {
+    match location {
+        Location::Pack { pack, offset, length, .. } => (Lies::Pack(pack), offset..offset.saturating_add(length.into())),
+        Location::Image { image, block } => {
+            let start = u64::from(block) * PAGE_SIZE as u64;
+            (Lies::Image(image), start..start + PAGE_SIZE as u64)
+        }
+    }
+}
+
+/// Cuts what is sorted into pieces.
+fn pieces(located: &[Located]) -> Vec<Piece> {
+    let mut pieces: Vec<Piece> = Vec::new();
+    for (nth, (location, ..)) in located.iter().enumerate() {
+        let (lies, bytes) = span(*location);
+        match pieces.last_mut() {
+            Some(piece)
+                if piece.lies == lies
+                    && bytes.start <= piece.bytes.end.saturating_add(GAP_MAX)
+                    && bytes.end.max(piece.bytes.end) - piece.bytes.start <= PIECE_MAX =>
+            {
+                piece.bytes.end = piece.bytes.end.max(bytes.end);
+                piece.pages.end = nth + 1;
+            }
+            _ => pieces.push(Piece { lies, bytes, pages: nth..nth + 1 }),
+        }
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_one_piece_across_small_gaps() {
+        let image = |block| Location::Image { image: 1, block };
+        let frame = |offset, place| Location::Pack { pack: 1, offset, place, length: 1000 };
+        let locations = [frame(0, 0), frame(0, 1), frame(1000, 0), frame(500_000, 0), image(0), image(1), image(10), image(40), image(290)];
+        let located: Vec<Located> = locations.into_iter().map(|location| (location, 0, ZERO_PAGE)).collect();
+        let cut: Vec<_> = pieces(&located).into_iter().map(|piece| (piece.lies, piece.bytes, piece.pages)).collect();
+        let page = PAGE_SIZE as u64;
+        let expected = [
+            (Lies::Pack(1), 0..2000, 0..3),
+            (Lies::Pack(1), 500_000..501_000, 3..4),
+            (Lies::Image(1), 0..11 * page, 4..7),
+            (Lies::Image(1), 40 * page..41 * page, 7..8),
+            (Lies::Image(1), 290 * page..291 * page, 8..9),
+        ];
+        assert_eq!(cut, expected);
+        let many: Vec<Located> = (0..1000).map(|block| (image(block), block, ZERO_PAGE)).collect();
+        let cut = pieces(&many);
+        assert_eq!(cut.len(), 4);
+        assert!(cut.iter().all(|piece| piece.bytes.end - piece.bytes.start <= PIECE_MAX));
+        assert!(cut.windows(2).all(|pair| pair[0].pages.end == pair[1].pages.start));
+    }
+}
