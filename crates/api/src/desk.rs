@@ -60,9 +60,10 @@ impl Service for Desk {
 
     fn checkpoint(&self, request: CheckpointRequest) -> Result<Checkpoint, Problem> {
         let run = request.run.as_deref();
-        let taken = match request.paranoid {
-            true => self.keeper.checkpoint_paranoid(run, request.message),
-            false => self.keeper.checkpoint(run, request.message),
+        let taken = if request.paranoid {
+            self.keeper.checkpoint_paranoid(run, request.message)
+        } else {
+            self.keeper.checkpoint(run, request.message)
         };
         let (id, _) = taken.map_err(problem)?;
         Ok(convert::checkpoint(history::entry(self.keeper.host().store(), id).map_err(problem)?))

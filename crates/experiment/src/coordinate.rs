@@ -52,7 +52,8 @@ pub(crate) struct SavedParts {
     pub writer: Writer,
 }
 
-/// Prepares, freezes, captures and thaws; `paranoid` looks at the content of all that would be taken as known. On failure the parts have been settled already. `frozen` is called at the end of the pause, before the thaw.
+/// Prepares, freezes, captures and thaws; `paranoid` looks at the content of all that would be taken as known. On failure the parts have been settled
+/// already. `frozen` is called at the end of the pause, before the thaw.
 pub(crate) fn take(parts: &mut Parts, mut writer: Writer, paranoid: bool, frozen: &mut dyn FnMut()) -> Result<Tentative, PartFailure> {
     parts.iter_mut().for_each(|part| part.check_content(paranoid));
     let mut protocol = Protocol::new(parts.iter().map(|part| part.kind()));

@@ -1,7 +1,7 @@
 //! The names of a golden image's blocks by number: what the index, which finds a block by its name, cannot tell. A cache in a file: when it is lost or damaged,
 //! names are found by reading the image (`docs/formats/golden.md`).
 
-use crate::{Error, Result, Store, files::TempFile, hash};
+use crate::{Result, Store, files::TempFile, hash};
 use fermata_types::{ImageId, PAGE_SIZE, PageName, PageNumber, ZERO_PAGE};
 use std::{
     collections::HashMap,

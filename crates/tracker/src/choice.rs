@@ -94,8 +94,10 @@ impl Choice {
             Self::Auto => "the cheapest that this host can do",
             Self::Scan => "the kernel notes writes by itself, and is asked for them (PAGEMAP_SCAN)",
             Self::Userfault => "a first write waits until it is noted; the one that can copy on write",
-            Self::Compare => "reads all memory at each checkpoint, and asks nothing of the kernel",
-            Self::KvmLog => "KVM notes what processors write, for machines under KVM",
+            Self::Compare => {
+                "reads all memory at each checkpoint, asks nothing of the kernel, and knows no page to equal a block of a disk"
+            }
+            Self::KvmLog => "KVM notes what processors write, for machines under KVM; knows no page to equal a block of a disk",
             Self::KvmRing => "KVM notes what processors write, in rings",
         }
     }
