@@ -217,7 +217,13 @@ mod tests {
     use fermata_types::CheckpointId;
 
     fn checkpoint(number: u8, machine: PageCounts, disk: PageCounts) -> Checkpoint {
-        let part = |name: &str, kind| Part { name: name.to_owned(), kind, tables: BTreeMap::new(), blobs: BTreeMap::new() };
+        let part = |name: &str, kind| Part {
+            name: name.to_owned(),
+            kind,
+            tables: BTreeMap::new(),
+            blobs: BTreeMap::new(),
+            free_space: Vec::new(),
+        };
         let mut pages = machine;
         pages += disk;
         let steps = |stop: f64| BTreeMap::from([("m1 stop".to_owned(), stop), ("m1 devices".to_owned(), 2.0)]);

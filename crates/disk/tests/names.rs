@@ -29,6 +29,7 @@ fn disk(dir: &Path, store: &Store, golden: &Arc<Golden>) -> Disk {
         pages: Arc::new(store.clone()),
         overlay_dir: dir.to_owned(),
         read_only: false,
+        drop_freed: false,
     };
     Disk::new(options).unwrap()
 }

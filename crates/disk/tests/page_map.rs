@@ -88,6 +88,7 @@ impl Bench {
             pages: Arc::new(Memory::default()),
             overlay_dir: dir.path().to_owned(),
             read_only: false,
+            drop_freed: false,
         };
         let (disk, qemu, map) = (Arc::new(Disk::new(options).unwrap()), Arc::new(Qemu::default()), Arc::new(PageMap::new()));
         let socket = dir.path().join("disk.sock");

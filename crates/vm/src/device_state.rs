@@ -205,7 +205,7 @@ mod tests {
             processor(running, 0x4000, 9),
         ];
         assert_eq!(page_tables(&stream.concat()), [0x1000, 0x3000]);
-        assert_eq!(page_tables(&stream[0][..CR3]), []);
+        assert_eq!(page_tables(&stream[0][..CR3]), Vec::<u64>::new());
     }
 
     #[test]
