@@ -56,7 +56,7 @@ impl MemoryMap {
     /// A RAM of this many pages, so many of them below the hole, in whole stretches of 2 MiB. None if that cannot be: they would reach into where the
     /// RAM goes on, or there are more than 512 GiB. From about a TiB on, QEMU may move what is above the hole.
     pub fn new(pages: u64, below: u64) -> Option<Self> {
-        (below <= pages && below <= ABOVE && below % STRETCH == 0 && pages <= PAGES_MAX).then_some(Self { pages, below })
+        (below <= pages && below <= ABOVE && below.is_multiple_of(STRETCH) && pages <= PAGES_MAX).then_some(Self { pages, below })
     }
 
     /// Pages of RAM.

@@ -88,7 +88,8 @@ impl Sample {
     pub fn new(version: Version, pages: u64, below: u64) -> Self {
         let map = MemoryMap::new(pages, below).expect("a possible memory");
         let mut sample = Self {
-            ram: vec![Arc::new([0; PAGE_SIZE]); pages as usize],
+            // One page of zeros for all, as long as nobody writes to them.
+            ram: std::iter::repeat_n(Arc::new([0; PAGE_SIZE]), pages as usize).collect(),
             map,
             told: Told { note: (KERNEL * PAGE, 2 * PAGE), tables: None },
             reads: 0,

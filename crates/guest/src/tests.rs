@@ -228,7 +228,7 @@ proptest! {
         let version = if new { Version::New } else { Version::Old };
         let mut sample = Sample::new(version, PAGES, if hole { BELOW } else { PAGES });
         for (block, order) in first {
-            let page = block * 4 >> order << order;
+            let page = ((block * 4) >> order) << order;
             if page >= USED && page + (1 << order) <= PAGES {
                 sample.free(page, order);
             }

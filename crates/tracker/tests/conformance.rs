@@ -279,7 +279,7 @@ fn watched_again(choice: Choice) {
         rig.writers[1].write(&[(700, round + 100)]);
         rig.copy(&PageSet::from_iter([5]));
         assert_eq!(rig.take(), PageSet::from_iter([6, 700, PAGES - 1]));
-        assert!(protect(&[0..PAGES]).is_empty(), "the take named them");
+        assert!(protect(std::slice::from_ref(&(0..PAGES))).is_empty(), "the take named them");
         rig.verify("after pages were watched again");
     }
 }
@@ -294,7 +294,7 @@ fn what_was_watched_before_it_was_read_holds(choice: Choice) {
     let known = Mutex::new(HashMap::new());
     let read = |page: PageNumber| {
         known.lock().expect("nobody panics").insert(page, None);
-        protector.protect(&[page..page + 1], &mut |_| ()).expect("pages are watched again");
+        protector.protect(std::slice::from_ref(&(page..page + 1)), &mut |_| ()).expect("pages are watched again");
         let value = memory.read(u64::from(page) * PAGE_SIZE as u64);
         if let Some(entry) = known.lock().expect("nobody panics").get_mut(&page) {
             *entry = Some(value);

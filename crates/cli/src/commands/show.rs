@@ -310,7 +310,7 @@ mod tests {
         ];
         let shown = parts(&checkpoint, &Style::default());
         for words in
-            ["free    25,600 pages  ext4 at byte 0: known to be free", "0 pages  ext4 at byte 1048576: all is kept, it has no journal"]
+            ["free        25,600 pages  ext4 at byte 0: known to be free", "0 pages  ext4 at byte 1048576: all is kept, it has no journal"]
         {
             assert!(shown.contains(words), "{shown}");
         }
@@ -364,7 +364,7 @@ Not stored
         let shown = text(&checkpoint, &Style::default());
         let expected = "\
 Memory of m1
-  ░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░▒▒▒▒▒▒▒▒▒▒▒▒██████▚▚▞▙▙·  of 1,000 pages
+  ░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░▒▒▒▒▒▒▒▒▒▒▒▒██████▚▚▞▙▙·  of 1,000 pages
   ░  free          600  60.0 %  nobody's
   ▒  cache, clean  200  20.0 %  of files, as on the disk
   ▓  cache, dirty    0   0.0 %  of files, not yet written to the disk
