@@ -7,7 +7,6 @@ use crate::{
     golden::Golden,
     layers::{Pages, Sink},
     map::Place,
-    page_map::PageMap,
 };
 use fermata_linux::writeback;
 use fermata_store::{Class, ImageReader as _};
@@ -53,6 +52,11 @@ impl Planes {
     /// Blocks that were left out when this was saved.
     pub fn freed(&self) -> PageSet {
         self.freed.get().map(|freed| freed.blocks.clone()).unwrap_or_default()
+    }
+
+    /// Whether a block was left out when this was saved.
+    pub fn left_out(&self, block: PageNumber) -> bool {
+        self.freed.get().is_some_and(|freed| freed.blocks.contains(block))
     }
 
     pub fn blocks(&self) -> u64 {
@@ -127,8 +131,6 @@ pub struct Cut {
     pub(crate) saved: Arc<OnceLock<Root>>,
     pub(crate) size: u64,
     pub(crate) watch: Watch,
-    /// Who takes pages of memory by the names of blocks, and the disk's number there.
-    pub(crate) page_map: Option<(Arc<PageMap>, u32)>,
     /// What was left out of `base`.
     pub(crate) left_out: Arc<PageSet>,
 }
@@ -154,7 +156,7 @@ impl Cut {
     pub fn save(&self, sink: &mut impl Sink) -> Result<(Root, PageCounts)> {
         let mut counts = PageCounts { unchanged: u64::from(self.blocks) - self.written(), ..PageCounts::default() };
         let mut changes = Vec::with_capacity(self.written() as usize);
-        let freed = &self.planes.freed.get_or_init(|| self.freed()).blocks;
+        let freed = &self.planes.freed.get_or_init(|| self.watch.freed(self)).blocks;
         self.leave_out(freed, &mut changes, &mut counts)?;
         let mut chunk = vec![0; CHUNK_BLOCKS as usize * PAGE_SIZE];
         let Planes { zero, first, second, .. } = &*self.planes;
@@ -186,15 +188,6 @@ impl Cut {
         // A cut that is saved again gets the same table.
         let _ = self.saved.set(root);
         Ok((root, counts))
-    }
-
-    /// What need not be kept. A page of memory may still equal a block that its file system has freed, and be taken by the block's name.
-    fn freed(&self) -> Freed {
-        let mut freed = self.watch.freed(self);
-        if let Some((map, disk)) = &self.page_map {
-            freed.blocks -= map.relied_on(*disk);
-        }
-        freed
     }
 
     /// Freed blocks that were written get no entry; of the others, those go that have one from an earlier checkpoint.

@@ -29,6 +29,7 @@ use std::{
     cell::RefCell,
     io,
     ops::Range,
+    os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, OnceLock},
 };
@@ -54,6 +55,12 @@ pub struct DiskOptions {
     pub read_only: bool,
     /// Whether cuts leave out blocks that the guest's file system has freed.
     pub drop_freed: bool,
+}
+
+/// Where a block's content is to be had.
+pub(crate) enum Kept {
+    Named(PageName),
+    Content(Box<PageBuf>),
 }
 
 /// How a cut ended.
@@ -162,6 +169,25 @@ impl Disk {
         self.lock().left_out.clone()
     }
 
+    /// What a block held at the instant of the last cut, if that has left it out because its file system has freed it. Only as long as the cut is not settled.
+    pub(crate) fn freed_block(&self, block: PageNumber) -> Result<Option<Kept>> {
+        let state = self.lock();
+        let Some((_, planes)) = state.pending.as_ref().filter(|(_, planes)| planes.left_out(block)) else { return Ok(None) };
+        let offset = u64::from(block) * BLOCK;
+        for (place, plane) in [(Place::First, 0), (Place::Second, u64::from(self.blocks) * BLOCK)] {
+            if planes.of(place).contains(block) {
+                let mut content = [0; PAGE_SIZE];
+                state.overlay.file.read_exact_at(&mut content, plane + offset).map_err(Error::transfer("read the overlay", offset))?;
+                return Ok(Some(Kept::Content(Box::new(content))));
+            }
+        }
+        if planes.of(Place::Zero).contains(block) {
+            return Ok(Some(Kept::Named(ZERO_PAGE)));
+        }
+        // It had a name before, or it is what lies below.
+        Ok(self.pages.lookup(&state.base, block)?.map(Kept::Named))
+    }
+
     /// The page table of the last cut, if that is saved already.
     pub(crate) fn saved(&self) -> Option<Root> {
         self.lock().saved.get().copied()
@@ -247,7 +273,6 @@ impl Disk {
             blocks: self.blocks,
             size: self.size,
             watch: state.watch.clone(),
-            page_map: state.page_map.clone(),
             left_out: state.left_out.clone(),
             saved: state.saved.clone(),
         })

@@ -19,7 +19,7 @@ use fermata_types::{Mapped, PageNumber, PageSet};
 use std::{
     collections::HashMap,
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Mutex, MutexGuard},
 };
 
 /// Neighbouring pages and neighbouring blocks.
@@ -42,10 +42,7 @@ pub(crate) struct Transfer(u64);
 
 /// The map of one machine, over all its disks.
 #[derive(Debug, Default)]
-pub struct PageMap {
-    state: Mutex<State>,
-    relied_on: Mutex<Arc<Vec<Mapped>>>,
-}
+pub struct PageMap(Mutex<State>);
 
 /// A block: the number of its disk, and its own.
 type Place = (u32, PageNumber);
@@ -128,17 +125,6 @@ impl PageMap {
         gone
     }
 
-    /// A checkpoint takes these pages by the names of their blocks. Until the next one does, the blocks must have names, freed or not.
-    pub fn rely_on(&self, pages: Arc<Vec<Mapped>>) {
-        *self.relied_on.lock().expect("nobody panics with the lock") = pages;
-    }
-
-    /// The blocks of a disk that must have names.
-    pub(crate) fn relied_on(&self, disk: u32) -> PageSet {
-        let pages = self.relied_on.lock().expect("nobody panics with the lock").clone();
-        pages.iter().filter(|mapped| mapped.disk == disk).map(|mapped| mapped.block).collect()
-    }
-
     /// Begins a transfer of these pages.
     pub(crate) fn begin(&self, runs: &[Run]) -> Transfer {
         let mut state = self.state();
@@ -186,7 +172,7 @@ impl PageMap {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // A panic in between would leave links that lead astray.
-        self.state.lock().expect("nobody panics with the lock")
+        self.0.lock().expect("nobody panics with the lock")
     }
 }
 

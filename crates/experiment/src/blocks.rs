@@ -55,10 +55,6 @@ impl KnownPages for Blocks {
         self.map.keep(known) | self.nameless(known)
     }
 
-    fn rely_on(&self, pages: Arc<Vec<Mapped>>) {
-        self.map.rely_on(pages);
-    }
-
     fn name(&self, pages: &[Mapped], storage: &mut Writer, each: &mut dyn FnMut(Mapped, PageName, Class)) -> Result<(), Failure> {
         self.check(pages)?;
         // Neighbouring blocks have their names in the same place.

@@ -70,6 +70,12 @@ impl MemoryMap {
         (page < self.pages).then_some(page as PageNumber)
     }
 
+    /// The guest's number of a page of RAM.
+    pub fn frame(&self, page: PageNumber) -> u64 {
+        let page = u64::from(page);
+        if page < self.below { page } else { page - self.below + ABOVE }
+    }
+
     /// The two stretches of RAM, by the guest's page numbers.
     fn frames(&self) -> [Range<u64>; 2] {
         [0..self.below, ABOVE..ABOVE + (self.pages - self.below)]

@@ -250,3 +250,12 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn pages_and_frames_lead_to_each_other() {
+    let map = MemoryMap::new(8 << 18, 2 << 18).unwrap();
+    for (page, frame) in [(0, 0), ((2 << 18) - 1, (2 << 18) - 1), (2 << 18, 4 << 18), ((8 << 18) - 1, (10 << 18) - 1)] {
+        assert_eq!((map.frame(page), map.page(frame)), (frame, Some(page)));
+    }
+    assert_eq!((map.page(2 << 18), map.page(10 << 18)), (None, None));
+}

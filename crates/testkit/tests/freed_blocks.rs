@@ -67,6 +67,23 @@ fn what_was_written_and_removed_is_not_stored() {
     check_file_system(&back.body());
 }
 
+/// What was read past the file system, from the disk itself, stays in the guest's memory when a file goes. Such a page still equals a block, and the block has no
+/// name in the checkpoint any more.
+#[test]
+fn memory_that_equals_a_freed_block_is_kept_as_it_is() {
+    let bench = bench("freed-mapped");
+    let run = bench.boot();
+    sh(&run, "mount -o remount,nodiscard /disk");
+    sh(&run, &format!("{BIG}; echo 3 >/proc/sys/vm/drop_caches; dd if=/dev/vda of=/dev/null bs=1M 2>/dev/null; {GONE}"));
+    // Compares each page with what it was taken for.
+    let (_, record) = run.checkpoint_paranoid(None).expect("no page was mistaken");
+    let (disk, memory) = (record.cost.parts["m1/disk0"], record.cost.parts["m1"]);
+    println!("{disk:?} {memory:?}");
+    assert!(disk.free >= BIG_MIB * BLOCKS_PER_MIB, "{disk:?}");
+    // Nothing on the disk is like this, but in the file that is gone.
+    assert!(memory.new > 16 * BLOCKS_PER_MIB, "{memory:?}");
+}
+
 /// Files of known content come and go, most of them without a sync. Data is written at once, long before its transaction commits: the worst case there is.
 const LOAD: &str = r#"
 mount -o remount,nodiscard /disk; mkdir -p /disk/load

@@ -151,6 +151,11 @@ impl Memo {
 }
 
 impl Seen {
+    /// Whether a page need not be kept if it holds no pattern. One that equals a block of a disk was not written since, so it holds none.
+    pub fn is_free(&self, page: PageNumber) -> bool {
+        self.free.contains(page)
+    }
+
     /// Puts a page through the sieve, unless it is free.
     pub fn put(&self, page: PageNumber, content: &PageBuf, storage: &mut Writer) -> fermata_store::Result<(PageName, Class)> {
         // A guest that fills free pages with a pattern looks for it when it takes them.
@@ -193,7 +198,7 @@ pub fn free_now(machine: &Machine) -> Option<PageSet> {
 /// Looks at the memory as it is. The note is where it was, or where one is found.
 fn glance(machine: &Machine, note: Option<(u64, u64)>) -> Option<Survey> {
     let map = memory_map(machine.config()).ok()?;
-    let note = note.or_else(|| find_note(machine.ram(), &machine.populated().ok()?))?;
+    let note = note.or_else(|| find_note(machine.ram(), map, &machine.populated().ok()?))?;
     survey(&mut Live(machine.ram()), map, &Told { note, tables: None }, None).ok()
 }
 
@@ -225,12 +230,11 @@ fn memory_map(config: &MachineConfig) -> Result<MemoryMap, Unknown> {
 }
 
 /// Looks for the note at the beginning of pages. Anybody in the guest may have put one there, so it is good for guesses only.
-fn find_note(ram: &MemoryFile, pages: &PageSet) -> Option<(u64, u64)> {
+fn find_note(ram: &MemoryFile, map: MemoryMap, pages: &PageSet) -> Option<(u64, u64)> {
     let mut start = [0; NOTE_START];
-    pages.iter().map(|page| u64::from(page) * PAGE_SIZE as u64).find_map(|at| {
-        ram.read_at(at, &mut start).ok()?;
-        start.ends_with(NOTE_NAME).then_some((at, NOTE_BYTES))
-    })
+    let page =
+        pages.iter().find(|page| ram.read_at(u64::from(*page) * PAGE_SIZE as u64, &mut start).is_ok() && start.ends_with(NOTE_NAME))?;
+    Some((map.frame(page) * PAGE_SIZE as u64, NOTE_BYTES))
 }
 
 #[cfg(test)]

@@ -24,9 +24,6 @@ pub trait KnownPages: Send + Sync {
     /// Leaves in the list what is still so, and returns the other pages.
     fn keep(&self, known: &mut Vec<Mapped>) -> PageSet;
 
-    /// The checkpoint under way takes these pages by the names of their blocks. Told in the pause.
-    fn rely_on(&self, pages: Arc<Vec<Mapped>>);
-
     /// Tells `each` the names of the pages, each at least once, as of the checkpoint that `storage` writes. The disks must be saved in it already.
     fn name(&self, pages: &[Mapped], storage: &mut Writer, each: &mut dyn FnMut(Mapped, PageName, Class)) -> Result<(), Failure>;
 
@@ -78,10 +75,7 @@ impl Aside {
     /// What is set aside in the end. In the pause.
     pub fn capture(&mut self, ram: &MemoryFile) -> Result<CapturedAside> {
         let mut content = Staging::default();
-        let pages = Arc::new(std::mem::take(&mut self.pages));
-        if let Some(known) = &self.known {
-            known.rely_on(pages.clone());
-        }
+        let pages = std::mem::take(&mut self.pages);
         if self.check {
             let all = pages.iter().map(|mapped| mapped.page).collect();
             content.copy(ram, &all).map_err(|source| Error::Io { what: "copying pages of", path: ram.path().to_owned(), source })?;
@@ -94,7 +88,7 @@ impl Aside {
 #[derive(Default)]
 pub(crate) struct CapturedAside {
     known: Option<Arc<dyn KnownPages>>,
-    pages: Arc<Vec<Mapped>>,
+    pages: Vec<Mapped>,
     /// What the pages hold, if that is to be checked.
     content: Staging,
 }
@@ -108,6 +102,13 @@ impl CapturedAside {
     /// The pages.
     pub fn pages(&self) -> PageSet {
         self.pages.iter().map(|mapped| mapped.page).collect()
+    }
+
+    /// Takes pages out of it.
+    pub fn take(&mut self, which: impl Fn(PageNumber) -> bool) -> Vec<PageNumber> {
+        let taken: Vec<_> = self.pages.extract_if(.., |mapped| which(mapped.page)).map(|mapped| mapped.page).collect();
+        taken.iter().for_each(|page| self.content.forget(*page));
+        taken
     }
 
     /// Adds names and classes of the pages.

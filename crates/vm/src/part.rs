@@ -341,6 +341,9 @@ impl Captured<Writer> for CapturedMachine {
             self.ahead.insert(page, seen.put(page, content, storage)?);
         }
         self.save_held(&seen, storage)?;
+        // Before they are named: a file system may have freed the blocks of what is free in memory, and nobody needs to keep them for that.
+        let free = self.aside.take(|page| seen.is_free(page));
+        self.ahead.extend(free.into_iter().map(|page| (page, (ZERO_PAGE, Class::Free))));
         std::mem::take(&mut self.aside).save(&self.config.name, storage, &mut self.ahead)?;
         seen.leave_out(&mut self.ahead);
         let time_virtual = device_state::virtual_time(&self.devices, self.config.deterministic)
