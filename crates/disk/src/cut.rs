@@ -49,6 +49,12 @@ impl Planes {
         }
     }
 
+    /// Where in the overlay file of a disk of so many blocks the content of a block lies; none if it was not written, or written as zeros.
+    pub fn offset(&self, block: PageNumber, blocks: u32) -> Option<u64> {
+        let place = [Place::First, Place::Second].into_iter().find(|place| self.of(*place).contains(block))?;
+        Some(place.plane(blocks) + u64::from(block) * PAGE_SIZE as u64)
+    }
+
     /// Blocks that were left out when this was saved.
     pub fn freed(&self) -> PageSet {
         self.freed.get().map(|freed| freed.blocks.clone()).unwrap_or_default()
@@ -168,13 +174,13 @@ impl Cut {
                 changes.push((start, self.zero_change(start)));
                 continue;
             }
-            let (plane, offset) = if first.contains(start) { (first, 0) } else { (second, u64::from(self.blocks)) };
+            let (plane, place) = if first.contains(start) { (first, Place::First) } else { (second, Place::Second) };
             let mut count = 1;
             while count < CHUNK_BLOCKS && blocks.next_if(|next| *next == start + count && plane.contains(*next)).is_some() {
                 count += 1;
             }
             let chunk = &mut chunk[..count as usize * PAGE_SIZE];
-            let at = (offset + u64::from(start)) * PAGE_SIZE as u64;
+            let at = place.plane(self.blocks) + u64::from(start) * PAGE_SIZE as u64;
             self.overlay.file.read_exact_at(chunk, at).map_err(Error::transfer("read the overlay", u64::from(start) * PAGE_SIZE as u64))?;
             for (block, page) in (start..).zip(chunk.as_chunks::<PAGE_SIZE>().0) {
                 let (name, class) = sink.put(page)?;
@@ -213,10 +219,8 @@ impl Cut {
     /// Reads part of a block as it was at the instant of the cut.
     fn read_within(&self, block: PageNumber, at: usize, into: &mut [u8]) -> Result<()> {
         let (offset, failed) = (u64::from(block) * PAGE_SIZE as u64 + at as u64, "read the overlay");
-        for (place, plane) in [(Place::First, 0), (Place::Second, u64::from(self.blocks) * PAGE_SIZE as u64)] {
-            if self.planes.of(place).contains(block) {
-                return self.overlay.file.read_exact_at(into, plane + offset).map_err(Error::transfer(failed, offset));
-            }
+        if let Some(start) = self.planes.offset(block, self.blocks) {
+            return self.overlay.file.read_exact_at(into, start + at as u64).map_err(Error::transfer(failed, offset));
         }
         if self.planes.zero.contains(block) {
             into.fill(0);

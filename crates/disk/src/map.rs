@@ -1,6 +1,6 @@
 //! Where each block of a disk lies: one byte a block, in leaves of 4096 blocks (16 MiB of disk) that exist only once their blocks differ.
 
-use fermata_types::PageNumber;
+use fermata_types::{PAGE_SIZE, PageNumber};
 use std::ops::Range;
 
 /// Where the content of a block lies.
@@ -17,6 +17,16 @@ pub enum Place {
     First,
     /// In the second plane of the overlay file.
     Second,
+}
+
+impl Place {
+    /// Where its plane begins in the overlay file of a disk of so many blocks.
+    pub fn plane(self, blocks: u32) -> u64 {
+        match self {
+            Self::Second => u64::from(blocks) * PAGE_SIZE as u64,
+            _ => 0,
+        }
+    }
 }
 
 const LEAF: u32 = 4096;

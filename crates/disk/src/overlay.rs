@@ -173,13 +173,11 @@ impl Disk {
     pub(crate) fn freed_block(&self, block: PageNumber) -> Result<Option<Kept>> {
         let state = self.lock();
         let Some((_, planes)) = state.pending.as_ref().filter(|(_, planes)| planes.left_out(block)) else { return Ok(None) };
-        let offset = u64::from(block) * BLOCK;
-        for (place, plane) in [(Place::First, 0), (Place::Second, u64::from(self.blocks) * BLOCK)] {
-            if planes.of(place).contains(block) {
-                let mut content = [0; PAGE_SIZE];
-                state.overlay.file.read_exact_at(&mut content, plane + offset).map_err(Error::transfer("read the overlay", offset))?;
-                return Ok(Some(Kept::Content(Box::new(content))));
-            }
+        if let Some(at) = planes.offset(block, self.blocks) {
+            let mut content = [0; PAGE_SIZE];
+            let failed = Error::transfer("read the overlay", u64::from(block) * BLOCK);
+            state.overlay.file.read_exact_at(&mut content, at).map_err(failed)?;
+            return Ok(Some(Kept::Content(Box::new(content))));
         }
         if planes.of(Place::Zero).contains(block) {
             return Ok(Some(Kept::Named(ZERO_PAGE)));
@@ -332,10 +330,7 @@ impl Disk {
     }
 
     fn plane(&self, place: Place) -> u64 {
-        match place {
-            Place::Second => u64::from(self.blocks) * BLOCK,
-            _ => 0,
-        }
+        place.plane(self.blocks)
     }
 
     fn read_range(&self, state: &mut State, range: Range<u64>, output: &mut Output<'_>) -> Result<()> {

@@ -8,6 +8,7 @@ use fermata_types::CheckpointId;
 use std::{
     fs,
     path::PathBuf,
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -77,6 +78,20 @@ impl Drop for Bench {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.run_dir);
     }
+}
+
+/// Stops a machine and checks the file system on its first disk: the journal replayed as a mount would, then nothing left to mend.
+pub fn check_file_system(body: &Body) {
+    body.machine().stop().expect("it stops");
+    let disk = body.disks().next().expect("there is a disk");
+    let mut content = vec![0; disk.size() as usize];
+    disk.read_at(0, &mut content).expect("the disk can be read");
+    let image = tempfile::NamedTempFile::new().expect("a file");
+    fs::write(image.path(), content).expect("room for the image");
+    let replay = Command::new("e2fsck").arg("-fp").arg(image.path()).output().expect("e2fsck runs");
+    assert!(replay.status.code().is_some_and(|code| code <= 1), "{}", String::from_utf8_lossy(&replay.stdout));
+    let check = Command::new("e2fsck").arg("-fn").arg(image.path()).output().expect("e2fsck runs");
+    assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
 }
 
 /// What a machine's console printed.

@@ -3,13 +3,13 @@
 use fermata_experiment::{Journey, Status};
 use fermata_testkit::{
     Bench, Cli, Snapshot,
-    bench::{await_console, console},
+    bench::{await_console, check_file_system, console},
     cli::{await_that, count, string},
     guests,
 };
 use fermata_types::{PAGE_SIZE, Use};
 use serde_json::Value;
-use std::{fs, process::Command, time::Duration};
+use std::time::Duration;
 
 const BOOT: Duration = Duration::from_secs(120);
 const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false };
@@ -115,14 +115,7 @@ fn what_is_not_free_comes_back_as_it_was() {
     // Its pages are still in the store, and so is what they are for.
     let (_, record) = back.checkpoint(None).expect("a checkpoint after the journey");
     assert!(record.cost.composition["m1"].of(Use::Free) > 1000, "{:?}", record.cost.composition);
-    back.body().machine().stop().expect("it stops");
-    let mut content = vec![0; 256 << 20];
-    back.body().disks().next().expect("there is a disk").read_at(0, &mut content).expect("the disk can be read");
-    let image = tempfile::NamedTempFile::new().expect("a file");
-    fs::write(image.path(), content).expect("room for the image");
-    let check = |how: &str| Command::new("e2fsck").arg(how).arg(image.path()).output().expect("e2fsck runs").status.code();
-    assert!(check("-fp").is_some_and(|code| code <= 1));
-    assert_eq!(check("-fn"), Some(0));
+    check_file_system(&back.body());
 }
 
 /// A kernel whose note was written over has its pages told wrongly, or not at all. Checkpoints go on, and another guest in the same store is as it was.

@@ -1,9 +1,9 @@
 //! Blocks that the guest's file system has freed are in no checkpoint, without `discard`; and what the guest's kernel relies on always is, at any instant under load.
 
-use fermata_experiment::{Body, Journey, Run};
-use fermata_testkit::{Bench, guests};
+use fermata_experiment::{Journey, Run};
+use fermata_testkit::{Bench, bench::check_file_system, guests};
 use fermata_types::PageCounts;
-use std::{fs, process::Command, time::Duration};
+use std::time::Duration;
 
 const WAIT: Duration = Duration::from_secs(90);
 const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false };
@@ -126,18 +126,4 @@ fn files_in_use_survive_at_any_instant_under_load() {
         check_file_system(&copy.body());
     }
     assert!(freed > 0, "no block was left out");
-}
-
-/// Journal replayed as a mount would, then nothing left to mend.
-fn check_file_system(body: &Body) {
-    body.machine().stop().expect("it stops");
-    let disk = body.disks().next().expect("there is a disk");
-    let mut content = vec![0; disk.size() as usize];
-    disk.read_at(0, &mut content).expect("the disk can be read");
-    let image = tempfile::NamedTempFile::new().expect("a file");
-    fs::write(image.path(), content).expect("room for the image");
-    let replay = Command::new("e2fsck").arg("-fp").arg(image.path()).output().expect("e2fsck runs");
-    assert!(replay.status.code().is_some_and(|code| code <= 1), "{}", String::from_utf8_lossy(&replay.stdout));
-    let check = Command::new("e2fsck").arg("-fn").arg(image.path()).output().expect("e2fsck runs");
-    assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
 }

@@ -1,12 +1,12 @@
 //! What comes back is what was: all RAM, every disk block and the device state, at random instants under load (SimuBoost thesis, section 6.3, and harder).
 
-use fermata_experiment::{Body, Journey, Status};
+use fermata_experiment::{Journey, Status};
 use fermata_testkit::{
     Bench, Snapshot,
-    bench::{await_console, console},
+    bench::{await_console, check_file_system, console},
     guests,
 };
-use std::{fs, process::Command, time::Duration};
+use std::time::Duration;
 
 const BOOT: Duration = Duration::from_secs(90);
 const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false };
@@ -58,21 +58,7 @@ fn a_restored_guest_goes_on_and_its_file_system_is_clean() {
     await_console(&body, BOOT, |text| (text.matches("work second").count() >= 3).then_some(()));
     assert_eq!(body.machine().status(), Status::Running);
     assert!(!console(&body).contains("EXT4-fs error"), "{}", console(&body));
-    body.machine().stop().expect("it stops");
     check_file_system(&body);
-}
-
-/// Journal replayed as a mount would, then nothing left to mend.
-fn check_file_system(body: &Body) {
-    let disk = body.disks().next().expect("there is a disk");
-    let mut content = vec![0; disk.size() as usize];
-    disk.read_at(0, &mut content).expect("the disk can be read");
-    let image = tempfile::NamedTempFile::new().expect("a file");
-    fs::write(image.path(), content).expect("room for the image");
-    let replay = Command::new("e2fsck").arg("-fp").arg(image.path()).output().expect("e2fsck runs");
-    assert!(replay.status.code().is_some_and(|code| code <= 1), "{}", String::from_utf8_lossy(&replay.stdout));
-    let check = Command::new("e2fsck").arg("-fn").arg(image.path()).output().expect("e2fsck runs");
-    assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
 }
 
 #[test]
