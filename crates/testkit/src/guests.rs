@@ -37,17 +37,21 @@ pub fn generic(name: &str, run: &str, more: &str) -> String {
 pub fn busybox(name: &str, directory: &str, run: &str, more: &str) -> String {
     let (kernel, initrd) = (file(&format!("{directory}vmlinuz")), file(&format!("{directory}tiny.cpio.gz")));
     format!(
-        "name: {name}\nnodes:\n  m1:\n    memory: 256M\n    kernel: {}\n    initrd: {}\n    cmdline: console=ttyS0 quiet panic=-1 {run}\n{more}",
+        "name: {name}\nnodes:\n  m1:\n    memory: 256M\n    kernel: {}\n    initrd: {}\n    cmdline: console=ttyS0 quiet no_timer_check panic=-1 {run}\n{more}",
         kernel.display(),
         initrd.display()
     )
 }
 
+/// The command line of the Debian guest's kernel. A host that is busy may give a guest so little time that the kernel, which tries its timer against the
+/// processor's loops when it boots, takes it for broken and stops; it is told not to try.
+const DEBIAN_CMDLINE: &str = "root=/dev/vda rw console=ttyS0 quiet no_timer_check";
+
 /// The Debian guest, booted directly from its image.
 pub fn debian(name: &str, image: &str, more: &str) -> String {
     let (kernel, initrd, image) = (file("vmlinuz"), file("debian-initrd"), file(image));
     format!(
-        "name: {name}\nnodes:\n  m1:\n    image: {}\n    memory: 1G\n    kernel: {}\n    initrd: {}\n    cmdline: root=/dev/vda rw console=ttyS0 quiet\n{more}",
+        "name: {name}\nnodes:\n  m1:\n    image: {}\n    memory: 1G\n    kernel: {}\n    initrd: {}\n    cmdline: {DEBIAN_CMDLINE}\n{more}",
         image.display(),
         kernel.display(),
         initrd.display()
@@ -73,7 +77,7 @@ fn debian_after(before: &str, script: &str) -> String {
     // What systemd would take for variables of its own.
     let escaped = |script: &str| script.replace('$', "$$").replace('%', "%%");
     format!(
-        "root=/dev/vda rw console=ttyS0 quiet systemd.run_success_action=none systemd.run_failure_action=none \
+        "{DEBIAN_CMDLINE} systemd.run_success_action=none systemd.run_failure_action=none \
          systemd.run=\"/bin/sh -c '{}; echo {BEGINS} >/dev/console; {}'\"",
         escaped(before),
         escaped(script)
@@ -82,9 +86,7 @@ fn debian_after(before: &str, script: &str) -> String {
 
 /// The Debian guest with another command line for its kernel.
 pub fn debian_with(name: &str, memory: &str, cmdline: &str) -> String {
-    debian(name, "debian12.raw", "")
-        .replace("root=/dev/vda rw console=ttyS0 quiet", &format!("{cmdline:?}"))
-        .replace("memory: 1G", &format!("memory: {memory}"))
+    debian(name, "debian12.raw", "").replace(DEBIAN_CMDLINE, &format!("{cmdline:?}")).replace("memory: 1G", &format!("memory: {memory}"))
 }
 
 /// The disk of the guest that has the workloads of `./bench space`.
@@ -93,7 +95,7 @@ pub const SPACE: &str = "space.raw";
 /// That guest, running one of its workloads: a file of `guests/files/space`. The console says when it begins, and when it is done.
 pub fn space(name: &str, workload: &str) -> String {
     let cmdline = debian_running(&format!("space {workload}"));
-    debian(name, SPACE, "").replace("root=/dev/vda rw console=ttyS0 quiet", &format!("{cmdline:?}"))
+    debian(name, SPACE, "").replace(DEBIAN_CMDLINE, &format!("{cmdline:?}"))
 }
 
 /// The busybox guest with more or less memory.

@@ -25,8 +25,10 @@ pub const DEVICES: &str = "devices";
 /// The blob of a machine's firmware in its [`PartState`].
 pub const FIRMWARE: &str = "firmware";
 
-/// With more pages than this to copy, they go to the store ahead of the pause instead of into memory.
-const STAGED_PAGES_MAX: u64 = 16 * 1024;
+/// With more pages to copy than this, or than a share of the machine's memory if that is more, they go to the store ahead of the pause instead of into
+/// memory. The store is slow: what the guest writes again meanwhile lies in the pack for nothing.
+const STAGED_PAGES: u64 = 16 * 1024;
+const STAGED_SHARE: u64 = 4;
 /// Pages sent to the store at a time.
 const BATCH_PAGES: usize = 1024;
 /// As few pages as this may be left for the pause.
@@ -160,13 +162,14 @@ impl MachinePart {
     fn copy_ahead(&mut self, storage: &mut Writer) -> Result<()> {
         let mut pages = std::mem::take(&mut self.owed);
         let mut before = u64::MAX;
+        let staged_max = STAGED_PAGES.max(self.config.memory / PAGE_SIZE as u64 / STAGED_SHARE);
         for round in 0..ROUNDS_MAX {
             pages |= self.written()?;
             pages = self.aside.set_aside(pages);
             let left = pages.len();
             let converges = (left as f64) < before as f64 * WORTH;
             // What the store is too slow for, memory may be fast enough for.
-            if left > STAGED_PAGES_MAX && round == 0 {
+            if left > staged_max && round == 0 {
                 self.send_ahead(&pages, storage)?;
             } else {
                 self.copy(&pages)?;

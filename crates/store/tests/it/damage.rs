@@ -1,8 +1,6 @@
 //! Damaged and foreign files: an error that names the file, never a wrong page, never a panic.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fermata_store::{CollectOptions, Error, Removal, Result, Store};
 use fermata_types::*;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,6 @@
 //! Page tables against a plain map.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fermata_store::Store;
 use fermata_types::*;
 use proptest::prelude::*;

@@ -2,9 +2,7 @@
 //!
 //! The store is mounted so in a namespace of its own, by `unshare` and `mount`. Where that is not allowed, nothing is tried.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fermata_store::{Error, Store};
 use fermata_types::*;
 use std::{path::Path, process::Command};
@@ -60,7 +58,7 @@ fn it_is_read_and_not_written() {
     let child = Command::new("unshare")
         .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"])
         .args([&path, &std::env::current_exe().unwrap()])
-        .args(["--exact", "child", "--nocapture"])
+        .args(["--exact", "read_only::child", "--nocapture"])
         .env(STORE, &path)
         .output();
     let said = child.map(|child| String::from_utf8_lossy(&child.stdout).into_owned() + &String::from_utf8_lossy(&child.stderr));

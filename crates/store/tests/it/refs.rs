@@ -1,8 +1,6 @@
 //! Branches, tags, and finding checkpoints.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fermata_store::{Error, Result, Store};
 use fermata_types::*;
 

@@ -1,8 +1,6 @@
 //! Collecting garbage: what is alive stays whole, and nothing else stays.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fermata_store::{BranchName, Class, CollectOptions, Collected, Error, Hold, Removal, Store};
 use fermata_types::*;
 use proptest::prelude::*;

@@ -1,8 +1,6 @@
 //! Verifying: damage is found, and traced to exactly the pages that cannot be read.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fermata_store::{CollectOptions, ImageReader, Remedy, Removal, Report, Store, VerifyOptions};
 use fermata_types::*;
 use std::{

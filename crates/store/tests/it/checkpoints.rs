@@ -1,8 +1,6 @@
 //! Writing checkpoints and reading them back.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fermata_store::{Class, Error, Store};
 use fermata_types::*;
 use std::{collections::BTreeMap, os::unix::fs::PermissionsExt};

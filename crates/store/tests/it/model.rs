@@ -1,9 +1,7 @@
 //! Several processes grow, tag, remove, collect and verify in one store at once, each against a model of what must be there of its own. The
 //! children are this test binary again, at [`child`]. Some seconds; a minute and more with FERMATA_LONG.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fermata_store::{BranchName, CollectOptions, Error, Removal, Store, VerifyOptions};
 use fermata_types::*;
 use std::{
@@ -126,7 +124,7 @@ fn child() {
 
 fn spawn(store: &Path, seed: u64, steps: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child", "--nocapture"])
+        .args(["--exact", "model::child", "--nocapture"])
         .env(STORE, store)
         .env(SEED, seed.to_string())
         .env(STEPS, steps.to_string())

@@ -1,9 +1,7 @@
 //! A flipped bit anywhere in the file of the index: an error that names it and the way out, or nothing at all; never a wrong page, and never
 //! the end of the process, for it may have guests. The flips are tried in children, which are this test binary again, at [`child`].
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fermata_store::{Error, Record, Result, Store};
 use fermata_types::*;
 use std::{
@@ -127,7 +125,7 @@ fn try_all(path: &Path, flips: &[u64]) -> BTreeMap<String, Vec<String>> {
     let mut left = flips;
     while !left.is_empty() {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child", "--nocapture"])
+            .args(["--exact", "index_damage::child", "--nocapture"])
             .env(STORE, path)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

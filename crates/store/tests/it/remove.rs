@@ -1,8 +1,6 @@
 //! Removing checkpoints, branches and experiments; and what stays beside them.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fermata_store::{BranchName, Error, Removal, Store};
 use fermata_types::*;
 

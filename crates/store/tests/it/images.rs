@@ -1,8 +1,6 @@
 //! Golden images.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fermata_store::{Class, Error, ImageReader, Progress, Store};
 use fermata_types::*;
 use std::sync::{

@@ -1,8 +1,6 @@
 //! Statistics.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fermata_store::{Removal, Stats, Store};
 use fermata_types::*;
 

@@ -1,5 +1,4 @@
 //! What the tests of the store share.
-#![allow(dead_code)] // Each test file uses a part of it.
 
 use fermata_store::{Cost, Record, Store, Writer};
 use fermata_types::*;

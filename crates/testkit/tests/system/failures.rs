@@ -154,9 +154,13 @@ fn a_full_disk_fails_a_checkpoint_and_no_guest() {
     assert_eq!(array(&log).iter().map(|checkpoint| string(&checkpoint["id"])).collect::<Vec<_>>(), [good.as_str()], "no half checkpoint");
     assert_eq!(cli.shell("m1", "cat /tmp/done 2>/dev/null || true"), "", "there was no space for that");
     assert_eq!(cli.machine("main")["state"], "running");
+    assert_eq!(string(&cli.machine("main")["starved"][0]), "m1/disk0");
+    let list = cli.ok(&["ls"]);
+    assert!(list.contains("held") && list.contains("main:m1: held by a full disk"), "{list}");
 
     fs::remove_file(ballast).unwrap();
     await_that("the guest's write goes on", SOON, || cli.shell("m1", "cat /tmp/done 2>/dev/null || true") == "done");
+    assert!(!cli.ok(&["ls"]).contains("held"));
     cli.shell("m1", "echo more > /tmp/more; echo more > /disk/more; sync");
     let after = cli.json(&["checkpoint"]);
     assert_eq!(string(&after["parent"]), good);

@@ -1,8 +1,6 @@
 //! Writers, removers, collectors and a verifier in several processes on one store. The children are this test binary again, at [`child`].
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fermata_store::{CollectOptions, Removal, Store, VerifyOptions};
 use fermata_types::*;
 use std::{
@@ -17,7 +15,7 @@ const ALL: CollectOptions = CollectOptions { rewrite_below: 100, wait: true, dry
 
 fn spawn(store: &Path, task: &str) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "child"]).env(STORE, store).env(TASK, task).stdout(Stdio::null()).spawn().unwrap()
+    command.args(["--exact", "housekeeping::child"]).env(STORE, store).env(TASK, task).stdout(Stdio::null()).spawn().unwrap()
 }
 
 /// What page `number` of a branch holds after so many steps. Steps come back to the same contents, and so to nodes of tables that were removed and that a

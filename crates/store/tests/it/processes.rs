@@ -1,8 +1,6 @@
 //! Several processes on one store, and processes that are killed. The children are this test binary again, at [`child`].
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use fermata_store::Store;
 use fermata_types::*;
 use std::{
@@ -17,7 +15,7 @@ const COUNT: &str = "FERMATA_TEST_COUNT";
 
 fn spawn(store: &Path, branch: &str, count: usize) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child"])
+        .args(["--exact", "processes::child"])
         .env(STORE, store)
         .env(BRANCH, branch)
         .env(COUNT, count.to_string())

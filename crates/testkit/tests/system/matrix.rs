@@ -69,7 +69,7 @@ fn a_guest_of_every_kind_comes_back_as_it_was() {
         }
         // The QEMU that is run comes from the environment, which a process does not change for itself.
         let mut child = Command::new(env::current_exe().expect("the test has a path"));
-        child.args(["--exact", "one_row", "--ignored", "--nocapture"]).env(ROW, row.join(" "));
+        child.args(["--exact", "matrix::one_row", "--ignored", "--nocapture"]).env(ROW, row.join(" "));
         if let Some(Some(qemu)) = qemu {
             child.env("FERMATA_QEMU", qemu);
         }

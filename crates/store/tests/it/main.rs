@@ -1,0 +1,18 @@
+//! The store as those who use it see it: one program, since linking one for each file takes longer than the tests.
+
+mod common;
+
+mod checkpoints;
+mod collect;
+mod damage;
+mod housekeeping;
+mod images;
+mod index_damage;
+mod model;
+mod processes;
+mod read_only;
+mod refs;
+mod remove;
+mod stats;
+mod tables;
+mod verify;

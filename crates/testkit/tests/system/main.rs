@@ -1,0 +1,23 @@
+//! The tests that boot guests: one program, for each program would be linked with all of Fermata.
+
+mod capture;
+mod clocks;
+mod contract;
+mod damage_cli;
+mod debian;
+mod deterministic;
+mod failures;
+mod free_pages;
+mod freed_blocks;
+mod hostile;
+mod housekeeping;
+mod instants;
+mod kills;
+mod kvm;
+mod matrix;
+mod metrics;
+mod page_map;
+mod randomness;
+mod selfcheck;
+mod soak;
+mod working_set;
