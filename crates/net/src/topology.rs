@@ -227,6 +227,12 @@ const NAME_MAX: usize = 64;
 #[error("{0}")]
 pub struct TopologyError(String);
 
+impl TopologyError {
+    pub(crate) fn no_interface(id: InterfaceId) -> Self {
+        Self(format!("there is no interface {}", id.0))
+    }
+}
+
 impl Topology {
     /// The interface of this name.
     pub fn find(&self, machine: &str, name: &str) -> Option<InterfaceId> {
@@ -281,12 +287,22 @@ impl Topology {
 impl Shape {
     /// Whether every number is in its range.
     pub fn check(&self) -> Result<(), TopologyError> {
-        let good = self.rate.is_none_or(|rate| (1..=Self::RATE_MAX).contains(&rate))
-            && self.delay_ns <= Self::DELAY_MAX_NS
-            && self.jitter_ns <= self.delay_ns
-            && [self.loss, self.duplicate, self.reorder].iter().all(|chance| *chance <= Chance::ALWAYS)
-            && (1..=Self::QUEUE_MAX).contains(&self.queue);
-        if good { Ok(()) } else { wrong("a rate, delay, jitter, chance or queue is out of range") }
+        if !self.rate.is_none_or(|rate| (1..=Self::RATE_MAX).contains(&rate)) {
+            return wrong(format!("a rate is 1 to {} bits a second, or no limit", Self::RATE_MAX));
+        }
+        if self.delay_ns > Self::DELAY_MAX_NS {
+            return wrong(format!("a delay is an hour at most, and this one is {} ns", self.delay_ns));
+        }
+        if self.jitter_ns > self.delay_ns {
+            return wrong(format!("a jitter of {} ns is more than the delay of {} ns", self.jitter_ns, self.delay_ns));
+        }
+        if [self.loss, self.duplicate, self.reorder].iter().any(|chance| *chance > Chance::ALWAYS) {
+            return wrong("a chance is more than 100 %");
+        }
+        if !(1..=Self::QUEUE_MAX).contains(&self.queue) {
+            return wrong(format!("a queue is 1 to {} frames long, and this one {}", Self::QUEUE_MAX, self.queue));
+        }
+        Ok(())
     }
 }
 
