@@ -5,6 +5,7 @@
 //! - `direction`: one direction of a cable; `codel`: its active queue discipline; `switch`: a switch's table
 //! - `change`: changes of a live link; `counters`: what was counted; `random`: seeded randomness
 //! - `state`: a network as bytes and back
+//! - `fuzzing`: what fuzzers call, only with that feature
 //!
 //! This room knows no machine but by name, and no clock: virtual time is handed in.
 
@@ -12,6 +13,9 @@ mod change;
 mod codel;
 mod counters;
 mod direction;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod random;
 mod state;
 mod switch;
