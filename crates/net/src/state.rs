@@ -22,6 +22,12 @@ const COUNT_MAX: u64 = u64::MAX >> 8;
 #[error("the state of the network cannot be read: {0}")]
 pub struct Unreadable(String);
 
+impl Unreadable {
+    pub(crate) fn new(what: impl std::fmt::Display) -> Self {
+        Self(what.to_string())
+    }
+}
+
 impl World {
     /// All of the network: what is connected how, every frame with the time at which it is due, the state of every generator, what the
     /// switches learned, the counts.
