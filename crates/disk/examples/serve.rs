@@ -3,9 +3,10 @@
 //! Writes go to an overlay in the temporary directory and are gone at the end. It ends when its standard input does; each line of input prints the counters,
 //! the rings that are running and the guest pages written since the last line.
 
-use fermata_disk::{DirtyPages, Disk, DiskOptions, Golden, Pages, Server, ServerOptions};
+use fermata_disk::{Disk, DiskOptions, Golden, Pages, Server, ServerOptions};
 use fermata_store::Result as StoreResult;
 use fermata_types::{PageBuf, PageName, PageNumber, Root};
+use fermata_vhost::DirtyPages;
 use std::{error::Error, io::BufRead as _, path::Path, sync::Arc};
 
 /// A disk that starts at its image asks for no block of a store.

@@ -5,17 +5,10 @@
 //!
 //! A write for which the host has no space is no I/O error, for that would cost the guest its file system: it stays in the ring until there is space.
 
-#![allow(unsafe_code, reason = "buffers are handed to system calls where they lie in guest memory")]
-
-use crate::{
-    Disk, Error, PageMap,
-    golden::SECTOR_SIZE,
-    guest::GuestRam,
-    page_map::Transfer,
-    pairs::Pairs,
-    segments::{Output, Pieces},
-};
+use crate::{Disk, Error, PageMap, golden::SECTOR_SIZE, page_map::Transfer, pairs::Pairs};
+use fermata_vhost::{Backend, Chain, Device, GuestRam, Handled, Input, Output, Pieces, worth_telling};
 use std::{
+    fmt::Display,
     io,
     sync::{
         Arc,
@@ -31,9 +24,10 @@ use virtio_bindings::{
     virtio_config::VIRTIO_F_VERSION_1,
     virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC},
 };
-use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress};
 
+/// Rings that a disk may have: QEMU takes one for each CPU.
+const RINGS_MAX: usize = 64;
 /// Descriptors in a chain. QEMU allows 1024.
 const DESCRIPTORS_MAX: usize = 1024;
 /// Bytes of one request. Linux asks for 1.3 MiB at most by itself.
@@ -84,17 +78,6 @@ enum Failure {
     Interrupted,
 }
 
-/// What became of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Handled {
-    /// It is done, well or badly; so many bytes of its buffers were written.
-    Done(u32),
-    /// The host has no space for it. It can be tried again as if nothing had happened.
-    Starved,
-    /// It was left half way, for somebody waits who goes first. Done again from the start, it ends as if it had never been left.
-    Interrupted,
-}
-
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         if error.is_no_space() { Self::NoSpace(error.to_string()) } else { Self::Io(error.to_string()) }
@@ -107,8 +90,75 @@ impl From<io::Error> for Failure {
     }
 }
 
+/// A disk, as it is served.
+pub(crate) struct BlockBackend {
+    disk: Arc<Disk>,
+    serial: [u8; SERIAL_BYTES],
+    counters: Arc<Counters>,
+}
+
+impl BlockBackend {
+    /// Of the serial number the first 20 bytes are shown to the guest.
+    pub fn new(disk: Arc<Disk>, serial: &str, counters: Arc<Counters>) -> Self {
+        let mut bytes = [0; SERIAL_BYTES];
+        for (byte, from) in bytes.iter_mut().zip(serial.bytes()) {
+            *byte = from;
+        }
+        Self { disk, serial: bytes, counters }
+    }
+}
+
+impl Backend for BlockBackend {
+    fn features(&self) -> u64 {
+        let mut bits = vec![
+            VIRTIO_F_VERSION_1,
+            VIRTIO_RING_F_INDIRECT_DESC,
+            VIRTIO_RING_F_EVENT_IDX,
+            VIRTIO_BLK_F_SEG_MAX,
+            VIRTIO_BLK_F_BLK_SIZE,
+            VIRTIO_BLK_F_TOPOLOGY,
+            VIRTIO_BLK_F_FLUSH,
+            VIRTIO_BLK_F_MQ,
+        ];
+        if self.disk.read_only() {
+            bits.push(VIRTIO_BLK_F_RO);
+        } else {
+            bits.extend([VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES]);
+        }
+        bits.into_iter().fold(0, |all, bit| all | 1 << bit)
+    }
+
+    /// `struct virtio_blk_config`.
+    fn config(&self) -> Option<Vec<u8>> {
+        let mut config = vec![0; 60];
+        let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, &(self.disk.size() / SECTOR_SIZE).to_le_bytes());
+        put(12, &SEGMENTS_MAX.to_le_bytes());
+        put(20, &(SECTOR_SIZE as u32).to_le_bytes());
+        // A physical block is 2^3 sectors, and so is the smallest good request.
+        put(24, &[3]);
+        put(26, &8u16.to_le_bytes());
+        put(34, &(RINGS_MAX as u16).to_le_bytes());
+        put(36, &ZERO_SECTORS_MAX.to_le_bytes());
+        put(40, &ZERO_RANGES_MAX.to_le_bytes());
+        put(44, &8u32.to_le_bytes());
+        put(48, &ZERO_SECTORS_MAX.to_le_bytes());
+        put(52, &ZERO_RANGES_MAX.to_le_bytes());
+        put(56, &[1]);
+        Some(config)
+    }
+
+    fn rings(&self) -> usize {
+        RINGS_MAX
+    }
+
+    fn device(&self) -> Box<dyn Device> {
+        Box::new(BlockDevice::new(self))
+    }
+}
+
 /// A virtio block device over a disk.
-pub struct Device {
+pub(crate) struct BlockDevice {
     disk: Arc<Disk>,
     serial: [u8; SERIAL_BYTES],
     counters: Arc<Counters>,
@@ -120,17 +170,36 @@ pub struct Device {
     pairs: Pairs,
 }
 
-impl Device {
-    /// A device over a disk. Of the serial number the first 20 bytes are shown to the guest.
-    pub fn new(disk: Arc<Disk>, serial: &str, counters: Arc<Counters>) -> Self {
-        let mut bytes = [0; SERIAL_BYTES];
-        for (byte, from) in bytes.iter_mut().zip(serial.bytes()) {
-            *byte = from;
+impl Device for BlockDevice {
+    fn handle(&mut self, _ring: usize, ram: &GuestRam, chain: Chain<'_>, yield_now: &dyn Fn() -> bool) -> Handled {
+        let mut room = std::mem::take(&mut self.given);
+        let handled = match self.gather(chain).and_then(|status_at| Some((status_at, ram.input(&self.given_at, &mut room).ok()?))) {
+            Some((status_at, given)) => self.respond(ram, given, status_at, yield_now),
+            None => {
+                if let Some(malformed) = worth_telling(&self.counters.malformed) {
+                    tracing::debug!(malformed, "a chain of descriptors that is no request was ignored");
+                }
+                Handled::Done(0)
+            }
+        };
+        self.given = room;
+        handled
+    }
+
+    fn note_unusable(&mut self, error: &dyn Display) {
+        if let Some(malformed) = worth_telling(&self.counters.malformed) {
+            tracing::warn!(%error, malformed, "a ring is unusable: it stays silent until the guest resets the disk");
         }
+    }
+}
+
+impl BlockDevice {
+    /// A device over a disk.
+    pub fn new(backend: &BlockBackend) -> Self {
         Self {
-            disk,
-            serial: bytes,
-            counters,
+            disk: backend.disk.clone(),
+            serial: backend.serial,
+            counters: backend.counters.clone(),
             given: Pieces::new(),
             given_at: Vec::new(),
             wanted: Pieces::new(),
@@ -139,55 +208,9 @@ impl Device {
         }
     }
 
-    /// The virtio features of the device.
-    pub fn features(disk: &Disk) -> u64 {
-        let mut bits = vec![
-            VIRTIO_F_VERSION_1,
-            VIRTIO_RING_F_INDIRECT_DESC,
-            VIRTIO_RING_F_EVENT_IDX,
-            VIRTIO_BLK_F_SEG_MAX,
-            VIRTIO_BLK_F_BLK_SIZE,
-            VIRTIO_BLK_F_TOPOLOGY,
-            VIRTIO_BLK_F_FLUSH,
-            VIRTIO_BLK_F_MQ,
-        ];
-        if disk.read_only() {
-            bits.push(VIRTIO_BLK_F_RO);
-        } else {
-            bits.extend([VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES]);
-        }
-        bits.into_iter().fold(0, |all, bit| all | 1 << bit)
-    }
-
-    /// The device's configuration space (`struct virtio_blk_config`).
-    pub fn config(disk: &Disk, queues: u16) -> [u8; 60] {
-        let mut config = [0; 60];
-        let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
-        put(0, &(disk.size() / SECTOR_SIZE).to_le_bytes());
-        put(12, &SEGMENTS_MAX.to_le_bytes());
-        put(20, &(SECTOR_SIZE as u32).to_le_bytes());
-        // A physical block is 2^3 sectors, and so is the smallest good request.
-        put(24, &[3]);
-        put(26, &8u16.to_le_bytes());
-        put(34, &queues.to_le_bytes());
-        put(36, &ZERO_SECTORS_MAX.to_le_bytes());
-        put(40, &ZERO_RANGES_MAX.to_le_bytes());
-        put(44, &8u32.to_le_bytes());
-        put(48, &ZERO_SECTORS_MAX.to_le_bytes());
-        put(52, &ZERO_RANGES_MAX.to_le_bytes());
-        put(56, &[1]);
-        config
-    }
-
-    /// Serves one request. A long one asks now and then whether to `yield_now`.
-    pub fn handle(&mut self, ram: &GuestRam, chain: DescriptorChain<&GuestRam>, yield_now: &dyn Fn() -> bool) -> Handled {
-        let Some(status_at) = self.gather(ram, chain) else {
-            if let Some(malformed) = worth_telling(&self.counters.malformed) {
-                tracing::debug!(malformed, "a chain of descriptors that is no request was ignored");
-            }
-            return Handled::Done(0);
-        };
-        let (status, filled) = match self.serve(ram, yield_now) {
+    /// Serves one request and says in its status how it ended.
+    fn respond(&mut self, ram: &GuestRam, given: Input<'_>, status_at: u64, yield_now: &dyn Fn() -> bool) -> Handled {
+        let (status, filled) = match self.serve(ram, given, yield_now) {
             Ok(filled) => (VIRTIO_BLK_S_OK, filled),
             Err(Failure::Interrupted) => return Handled::Interrupted,
             Err(Failure::NoSpace(error)) => {
@@ -218,16 +241,8 @@ impl Device {
         }
     }
 
-    /// Notes that a ring is unusable, and says so unless it has been said often.
-    pub fn note_unusable(&self, error: &impl std::fmt::Display) {
-        if let Some(malformed) = worth_telling(&self.counters.malformed) {
-            tracing::warn!(%error, malformed, "a ring is unusable: it stays silent until the guest resets the disk");
-        }
-    }
-
-    /// Collects the buffers of a chain: what the guest gives into `given`, where it wants its answer into `answer`. Returns where the status goes.
-    fn gather(&mut self, ram: &GuestRam, chain: DescriptorChain<&GuestRam>) -> Option<u64> {
-        self.given.clear();
+    /// Collects the buffers of a chain: what the guest gives into `given_at`, where it wants its answer into `answer`. Returns where the status goes.
+    fn gather(&mut self, chain: Chain<'_>) -> Option<u64> {
         self.given_at.clear();
         self.answer.clear();
         let (mut count, mut given_bytes, mut goes_on) = (0, 0, false);
@@ -245,7 +260,6 @@ impl Device {
                 if !self.answer.is_empty() || given_bytes > REQUEST_BYTES_MAX + HEADER_BYTES as u64 {
                     return None;
                 }
-                ram.pieces(at, len as usize, &mut self.given).ok()?;
                 self.given_at.push((at, len));
             }
             if count > DESCRIPTORS_MAX {
@@ -261,10 +275,7 @@ impl Device {
         at.checked_add(u64::from(*len))
     }
 
-    fn serve(&mut self, ram: &GuestRam, yield_now: &dyn Fn() -> bool) -> Result<u32, Failure> {
-        // SAFETY: `gather` has put these pieces there for this request, each checked to lie in guest RAM, which `ram` keeps mapped. No Rust
-        // reference ever points into guest RAM.
-        let mut given = unsafe { self.given.input() };
+    fn serve(&mut self, ram: &GuestRam, mut given: Input<'_>, yield_now: &dyn Fn() -> bool) -> Result<u32, Failure> {
         let mut header = [0; HEADER_BYTES];
         given.take(&mut header)?;
         let kind = u32::from_le_bytes(header[..4].try_into().expect("four bytes of the header"));
@@ -329,19 +340,12 @@ impl Device {
         if bytes > REQUEST_BYTES_MAX {
             return Err(Failure::Io(format!("{bytes} bytes in one request")));
         }
-        self.wanted.clear();
-        for (at, len) in &self.answer {
-            ram.pieces(*at, *len as usize, &mut self.wanted).map_err(|error| Failure::Io(error.to_string()))?;
-        }
-        let noted = Noted::begin(&self.disk, &mut self.pairs, ram, (&self.answer, 0), offset);
-        // SAFETY: the pieces were put there just now, each checked to lie in guest RAM, which `ram` keeps mapped. No Rust reference ever points
-        // into guest RAM.
-        let mut output = unsafe { self.wanted.output() };
-        let result = with(&self.disk, &mut output);
-        // Even a read that failed may have filled some of it.
-        for (at, len) in &self.answer {
-            ram.mark(*at, *len as usize);
-        }
+        let (disk, pairs, answer) = (&self.disk, &mut self.pairs, &self.answer);
+        let filled = ram.fill_known(answer, &mut self.wanted, |output| {
+            let noted = Noted::begin(disk, pairs, ram, (answer, 0), offset);
+            (with(disk, output), noted)
+        });
+        let (result, noted) = filled.map_err(|error| Failure::Io(error.to_string()))?;
         if let Some(noted) = noted {
             // What was filled in part, or with something else.
             self.pairs.rest.iter().for_each(|pages| noted.map.forget_stretch(pages.clone()));
@@ -418,11 +422,4 @@ fn start(sector: u64, bytes: u64) -> Result<u64, Failure> {
         Some(start) if bytes.is_multiple_of(SECTOR_SIZE) => Ok(start),
         _ => Err(Failure::Io(format!("{bytes} bytes at sector {sector}"))),
     }
-}
-
-/// Counts one more. The count, if it is worth a line in the log: a guest that does wrong a million times must not fill the log's disk, so each line says twice as
-/// many as the one before.
-fn worth_telling(counter: &AtomicU64) -> Option<u64> {
-    let count = counter.fetch_add(1, Ordering::Relaxed) + 1;
-    count.is_power_of_two().then_some(count)
 }

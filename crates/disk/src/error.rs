@@ -38,6 +38,9 @@ pub enum Error {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] fermata_store::Error),
+    /// The disk cannot be served.
+    #[error(transparent)]
+    Server(#[from] fermata_vhost::Error),
     /// The golden image is no longer what it was.
     #[error(
         "the golden image {} has changed: {what}; restore the image from its source, or give the changed image another path and start a new experiment",

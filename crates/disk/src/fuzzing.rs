@@ -1,6 +1,4 @@
 //! What a fuzzer may feed with any bytes: the device behind its ring, the vhost-user protocol, and file systems. See `fuzz/README.md`.
-//!
-//! Bytes become a short program: what the guest, or QEMU, does next. So a fuzzer that flips a bit changes one step, and most steps mean something.
 
 mod ext4;
 mod guest;
@@ -18,11 +16,6 @@ use std::{path::Path, sync::Arc};
 /// Bytes of the disk: its last block is cut short.
 const DISK: u64 = (1 << 20) + 512;
 const IMAGE: usize = 256 << 10;
-/// Guest RAM: so much at address 0, and half of it at 4 GiB.
-const LOW: u64 = 64 << 10;
-const HIGH: u64 = 4 << 30;
-/// Where QEMU would have it.
-const QEMU: u64 = 0x7000_0000_0000;
 
 /// A checkpoint that names every third block, zeros another third, and leaves the rest to the image.
 struct Thirds;
@@ -74,55 +67,6 @@ fn disk(place: &Path) -> Arc<Disk> {
         drop_freed: true,
     };
     Arc::new(Disk::new(options).expect("a disk"))
-}
-
-/// The bytes that are left of an input. Behind their end there are zeros.
-struct Bytes<'a>(&'a [u8]);
-
-impl<'a> Bytes<'a> {
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    fn some(&mut self, count: usize) -> &'a [u8] {
-        let (some, rest) = self.0.split_at(count.min(self.0.len()));
-        self.0 = rest;
-        some
-    }
-
-    fn array<const N: usize>(&mut self) -> [u8; N] {
-        let mut array = [0; N];
-        let some = self.some(N);
-        array[..some.len()].copy_from_slice(some);
-        array
-    }
-
-    fn byte(&mut self) -> u8 {
-        self.array::<1>()[0]
-    }
-
-    fn u16(&mut self) -> u16 {
-        u16::from_le_bytes(self.array())
-    }
-
-    fn u32(&mut self) -> u32 {
-        u32::from_le_bytes(self.array())
-    }
-
-    fn u64(&mut self) -> u64 {
-        u64::from_le_bytes(self.array())
-    }
-
-    /// A guest address: mostly one in RAM, often at an edge of it.
-    fn address(&mut self) -> u64 {
-        match self.byte() % 8 {
-            0..=3 => self.u16().into(),
-            4 => HIGH + u64::from(self.u16()) % (LOW / 2),
-            5 => LOW - u64::from(self.byte()),
-            6 => HIGH + LOW / 2 - u64::from(self.byte()),
-            _ => self.u64(),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,9 @@
 //! Golden images: immutable disk images outside the store, read only, raw or qcow2.
 
-use crate::{
-    Error, Result,
-    segments::{Output, with_output},
-};
+use crate::{Error, Result};
 use fermata_store::{ImageReader, Progress};
 use fermata_types::{ImageId, PAGE_SIZE, PageBuf, PageNumber};
+use fermata_vhost::segments::{Output, with_output};
 use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, Mapping, qcow2::Qcow2};
 use rustix::fs::SeekFrom;
 use serde::{Deserialize, Serialize};

@@ -21,10 +21,10 @@ use crate::{
     layers::Pages,
     map::{BlockMap, Place},
     page_map::PageMap,
-    segments::{Input, Output, with_input, with_output},
 };
 use fermata_store::ImageReader as _;
 use fermata_types::{PAGE_SIZE, PageBuf, PageName, PageNumber, PageSet, Root, ZERO_PAGE};
+use fermata_vhost::segments::{Input, Output, with_input, with_output};
 use std::{
     cell::RefCell,
     io,

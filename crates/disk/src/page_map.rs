@@ -16,6 +16,7 @@
 //! There is one entry for a page at most, and memory for it is taken with the size of the guest's memory: 16 bytes a page, and about 20 more for each entry.
 
 use fermata_types::{Mapped, PageNumber, PageSet};
+use fermata_vhost::WriteWatch;
 use std::{
     collections::HashMap,
     ops::Range,
@@ -173,6 +174,13 @@ impl PageMap {
     fn state(&self) -> MutexGuard<'_, State> {
         // A panic in between would leave links that lead astray.
         self.0.lock().expect("nobody panics with the lock")
+    }
+}
+
+/// What a back end writes into a page otherwise than whole from a block.
+impl WriteWatch for PageMap {
+    fn written(&self, pages: Range<PageNumber>) {
+        self.forget_stretch(pages);
     }
 }
 

@@ -3,8 +3,9 @@
 //! A block is paired with a page only if all of it lies in that page and begins where the page begins. Descriptors may cut a page anywhere: pieces that are
 //! neighbours in memory and on the disk count as one.
 
-use crate::{guest::GuestRam, page_map::Run};
+use crate::page_map::Run;
 use fermata_types::{PAGE_SIZE, PageNumber};
+use fermata_vhost::GuestRam;
 use std::ops::Range;
 
 const PAGE: u64 = PAGE_SIZE as u64;

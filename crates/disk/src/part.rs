@@ -1,9 +1,10 @@
 //! The disk as a part of an experiment.
 
-use crate::{Cut, CutId, Disk, Error, FreeSpace, golden::Format, overlay::Settled, session::Running};
+use crate::{Cut, CutId, Disk, Error, FreeSpace, golden::Format, overlay::Settled};
 use fermata_checkpoint::{Captured, Failure, Note, Outcome, Part, Saved};
 use fermata_store::Writer;
 use fermata_types::{ImageId, PartKind, PartState};
+use fermata_vhost::Running;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 

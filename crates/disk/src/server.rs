@@ -1,32 +1,11 @@
 //! Serves a disk on a Unix socket to one QEMU at a time, and to the next when that one is gone.
 
 use crate::{
-    Disk, Error, Result,
-    device::Counters,
-    dirty::DirtyPages,
-    guest::{MemoryWatch, Tracking},
-    page_map::PageMap,
-    session::{Link, Protocol, Running},
+    Disk, PageMap, Result,
+    device::{BlockBackend, Counters},
 };
-use rustix::{
-    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
-    io::Errno,
-};
-use std::{
-    fs::{self, File},
-    io::{self, Write},
-    os::unix::{
-        fs::FileTypeExt,
-        net::{UnixListener, UnixStream},
-    },
-    path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::{self, JoinHandle},
-};
-use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
+use fermata_vhost::{DirtyPages, MemoryWatch, Running};
+use std::{path::Path, sync::Arc};
 
 /// What a server serves.
 pub struct ServerOptions {
@@ -34,213 +13,68 @@ pub struct ServerOptions {
     pub disk: Arc<Disk>,
     /// The serial number that the guest sees; the first 20 bytes of it.
     pub serial: String,
-    /// Where the pages of guest RAM that the backend writes are noted. Several disks of one machine share one.
+    /// Where the pages of guest RAM that the backend writes are noted. All servers of one machine share one.
     pub dirty: Arc<DirtyPages>,
     /// Whom to ask before guest RAM is touched.
     pub watch: Option<Arc<dyn MemoryWatch>>,
 }
 
-/// A running server: a thread that accepts and speaks the protocol, and one more for the requests while a QEMU is connected.
+/// A running server of a disk.
 pub struct Server {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
-
-struct Shared {
-    socket: PathBuf,
     disk: Arc<Disk>,
-    serial: String,
-    tracking: Arc<Tracking>,
     counters: Arc<Counters>,
-    running: Running,
-    stopping: AtomicBool,
-    wake: File,
-    connection: Mutex<Option<UnixStream>>,
+    server: fermata_vhost::Server,
 }
 
 impl Server {
     /// Listens on `socket`; a socket that an earlier server left there is replaced. QEMU connects with
     /// `-chardev socket,id=ID,path=SOCKET -device vhost-user-blk-pci,chardev=ID`, and needs its RAM in a shared memory backend.
     pub fn start(socket: &Path, options: ServerOptions) -> Result<Self> {
-        remove_socket(socket)?;
-        let listener = UnixListener::bind(socket).map_err(Error::io("cannot listen on", socket))?;
-        listener.set_nonblocking(true).map_err(Error::io("cannot listen on", socket))?;
-        let wake =
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| Error::io("cannot serve", socket)(error.into()))?;
-        let tracking = Arc::new(Tracking::new(options.dirty));
-        tracking.set_watch(options.watch);
-        let shared = Arc::new(Shared {
-            socket: socket.to_owned(),
-            disk: options.disk,
-            serial: options.serial,
-            tracking,
-            counters: Arc::default(),
-            running: Running::default(),
-            stopping: AtomicBool::new(false),
-            wake: wake.into(),
-            connection: Mutex::new(None),
-        });
-        let for_thread = shared.clone();
-        let thread = thread::Builder::new()
-            .name("disk-protocol".into())
-            .spawn(move || for_thread.run(&listener))
-            .map_err(Error::io("cannot start a thread to serve", socket))?;
-        Ok(Self { shared, thread: Some(thread) })
+        let ServerOptions { disk, serial, dirty, watch } = options;
+        let counters = Arc::<Counters>::default();
+        let backend = Arc::new(BlockBackend::new(disk.clone(), &serial, counters.clone()));
+        let server = fermata_vhost::Server::start(socket, fermata_vhost::ServerOptions { backend, dirty, watch })?;
+        Ok(Self { disk, counters, server })
     }
 
     /// The disk that is served.
     pub fn disk(&self) -> &Arc<Disk> {
-        &self.shared.disk
+        &self.disk
     }
 
     /// The socket that is listened on.
     pub fn socket(&self) -> &Path {
-        &self.shared.socket
+        self.server.socket()
     }
 
     /// Tells whether QEMU has stopped all rings, and whether they are served.
     pub fn running(&self) -> Running {
-        self.shared.running.clone()
+        self.server.running()
     }
 
     /// What was served so far.
     pub fn counters(&self) -> &Arc<Counters> {
-        &self.shared.counters
+        &self.counters
     }
 
     /// Pages of guest RAM written by the backend.
     pub fn dirty(&self) -> &Arc<DirtyPages> {
-        &self.shared.tracking.dirty
+        self.server.dirty()
     }
 
     /// Installs, replaces or removes whoever is asked before guest RAM is touched.
     pub fn set_watch(&self, watch: Option<Arc<dyn MemoryWatch>>) {
-        self.shared.tracking.set_watch(watch);
+        self.server.set_watch(watch);
     }
 
     /// From now on tells `map` of every transfer between pages and blocks; in it the disk has this number. To be called before a guest runs.
     pub fn set_page_map(&self, map: &Arc<PageMap>, number: u32) {
-        self.shared.disk.set_page_map(map.clone(), number);
-        self.shared.tracking.set_page_map(map.clone());
+        self.disk.set_page_map(map.clone(), number);
+        self.server.set_write_watch(map.clone());
     }
 
     /// Ends the connection, if there is one, and the threads, and removes the socket. The request that is under way is finished first.
-    pub fn stop(mut self) {
-        self.end();
-    }
-
-    fn end(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
-        self.shared.stopping.store(true, Ordering::Release);
-        // Cannot fail but for a full counter, which wakes the thread as well.
-        let _ = (&self.shared.wake).write(&1u64.to_ne_bytes());
-        if let Some(connection) = &*self.shared.connection() {
-            let _ = connection.shutdown(std::net::Shutdown::Both);
-        }
-        if thread.join().is_err() {
-            tracing::error!(socket = %self.shared.socket.display(), "the disk's thread had panicked");
-        }
-        let _ = fs::remove_file(&self.shared.socket);
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-impl Shared {
-    fn connection(&self) -> std::sync::MutexGuard<'_, Option<UnixStream>> {
-        self.connection.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    fn run(&self, listener: &UnixListener) {
-        loop {
-            match self.accept(listener) {
-                Ok(Some(stream)) => {
-                    if let Err(error) = self.serve(stream) {
-                        tracing::error!(socket = %self.socket.display(), %error, "cannot serve a connection");
-                    }
-                    // The last copy of the stream: a QEMU that is not served finds out by the hang-up.
-                    *self.connection() = None;
-                }
-                Ok(None) => return,
-                Err(error) => {
-                    tracing::error!(socket = %self.socket.display(), %error, "cannot accept connections any more");
-                    return;
-                }
-            }
-        }
-    }
-
-    /// The next connection. None: the server stops.
-    fn accept(&self, listener: &UnixListener) -> io::Result<Option<UnixStream>> {
-        while !self.stopping.load(Ordering::Acquire) {
-            let mut polled = [PollFd::new(listener, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];
-            match poll(&mut polled, None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-            match listener.accept() {
-                Ok((stream, _)) => {
-                    stream.set_nonblocking(false)?;
-                    return Ok(Some(stream));
-                }
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted
-                    ) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(None)
-    }
-
-    fn serve(&self, stream: UnixStream) -> io::Result<()> {
-        *self.connection() = Some(stream.try_clone()?);
-        // `stop` may have looked for a connection just before there was one.
-        if self.stopping.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let link = Link::new(self.disk.clone(), &self.serial, self.tracking.clone(), self.counters.clone(), self.running.clone())?;
-        let for_worker = link.clone();
-        let for_hangup = stream.try_clone()?;
-        let worker = thread::Builder::new().name("disk-worker".into()).spawn(move || {
-            if !for_worker.work() {
-                // Requests that nobody serves would wait for ever; this way QEMU learns of it, and the protocol's thread too.
-                let _ = for_hangup.shutdown(std::net::Shutdown::Both);
-            }
-        })?;
-        tracing::debug!(socket = %self.socket.display(), "QEMU has connected");
-        let mut handler = BackendReqHandler::from_stream(stream, Arc::new(Mutex::new(Protocol(link.clone()))));
-        let error = loop {
-            if let Err(error) = handler.handle_request() {
-                break error;
-            }
-        };
-        link.close();
-        self.tracking.set_logging(false);
-        // It catches its own panics.
-        let _ = worker.join();
-        match error {
-            ProtocolError::Disconnected | ProtocolError::PartialMessage | ProtocolError::SocketBroken(_) => {
-                tracing::debug!(socket = %self.socket.display(), "QEMU has disconnected");
-            }
-            error => tracing::error!(socket = %self.socket.display(), ?error, "a message from QEMU ended the connection"),
-        }
-        Ok(())
-    }
-}
-
-/// Removes a socket that nobody listens on any more. Refuses to remove anything else.
-fn remove_socket(path: &Path) -> Result<()> {
-    match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(Error::io("cannot examine", path)(error)),
-        Ok(metadata) if !metadata.file_type().is_socket() => Err(Error::Refused(format!("{} is there and is no socket", path.display()))),
-        Ok(_) if UnixStream::connect(path).is_ok() => Err(Error::Refused(format!("another server listens on {}", path.display()))),
-        Ok(_) => fs::remove_file(path).map_err(Error::io("cannot replace", path)),
+    pub fn stop(self) {
+        self.server.stop();
     }
 }

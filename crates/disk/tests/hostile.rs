@@ -8,7 +8,8 @@ mod driver;
 use common::{Memory, image};
 use driver::{AVAILABLE, DATA, DESCRIPTORS, Descriptor, Driver, HEADERS, HIGH, INDIRECT, NEXT, RAM, RING, USED, WRITE};
 use fermata_checkpoint::Part;
-use fermata_disk::{DirtyPages, Disk, DiskOptions, DiskPart, Golden, MemoryWatch, Region, Server, ServerOptions};
+use fermata_disk::{Disk, DiskOptions, DiskPart, Golden, Server, ServerOptions};
+use fermata_vhost::{DirtyPages, MemoryWatch, Region};
 use std::{
     io::{self, Write},
     os::{fd::AsRawFd, unix::net::UnixStream},

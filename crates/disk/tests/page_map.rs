@@ -6,8 +6,9 @@ mod driver;
 
 use common::{Memory, image};
 use driver::{DATA, Driver, HEADERS, HIGH, RAM, file_offset};
-use fermata_disk::{DirtyPages, Disk, DiskOptions, Golden, MemoryWatch, PageMap, Region, Server, ServerOptions};
+use fermata_disk::{Disk, DiskOptions, Golden, PageMap, Server, ServerOptions};
 use fermata_types::{Mapped, PAGE_SIZE, PageNumber, PageSet};
+use fermata_vhost::{DirtyPages, MemoryWatch, Region};
 use proptest::prelude::*;
 use std::{
     io,

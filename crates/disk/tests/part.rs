@@ -4,9 +4,10 @@ mod common;
 
 use common::image;
 use fermata_checkpoint::{Outcome, Part};
-use fermata_disk::{Disk, DiskDetails, DiskOptions, DiskPart, Golden, Running, part::BLOCKS_TABLE};
+use fermata_disk::{Disk, DiskDetails, DiskOptions, DiskPart, Golden, part::BLOCKS_TABLE};
 use fermata_store::{Cost, Record, Store, Writer};
 use fermata_types::PartState;
+use fermata_vhost::Running;
 use std::{sync::Arc, time::Duration};
 
 fn now() -> Duration {

@@ -6,8 +6,9 @@ mod driver;
 
 use common::{Memory, image};
 use driver::{DATA, Descriptor, Driver, HEADERS, HIGH, INDIRECT, NEXT, RAM, WRITE, file_offset};
-use fermata_disk::{DirtyPages, Disk, DiskOptions, Golden, MemoryWatch, Region, Server, ServerOptions};
+use fermata_disk::{Disk, DiskOptions, Golden, Server, ServerOptions};
 use fermata_types::PAGE_SIZE;
+use fermata_vhost::{DirtyPages, MemoryWatch, Region};
 use proptest::prelude::*;
 use std::{
     fs::File,

@@ -5,10 +5,11 @@ use crate::{
     blocks::Blocks,
     plan::{Plan, details},
 };
-use fermata_disk::{DirtyPages, Disk, DiskOptions, DiskPart, Golden, MemoryWatch, PageMap, Region, Server, ServerOptions};
+use fermata_disk::{Disk, DiskOptions, DiskPart, Golden, PageMap, Server, ServerOptions};
 use fermata_linux::clock;
 use fermata_store::{Hold, Progress, Record, Store};
 use fermata_types::{ImageId, MachineId, PageNumber, PageSet, Root};
+use fermata_vhost::{DirtyPages, MemoryWatch, Region};
 use fermata_vm::{DEVICES, FIRMWARE, FreePages, KnownPages, Machine, MachineDetails, MachinePart, OtherWriters, RAM, Restore, ram_pages};
 use std::{
     io,

@@ -63,6 +63,7 @@ impl Plan {
             deterministic: node.deterministic,
             vmcoreinfo: true,
             disks: disks.len() as u32,
+            nets: Vec::new(),
         };
         Ok(Self { machine, disks })
     }

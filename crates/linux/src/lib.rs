@@ -10,7 +10,7 @@
 //! - [`probe`]: what this kernel lets us do
 //! - [`writeback`]: whether written files could be kept
 //! - [`lock`], [`signals`]: how processes know of each other's lives and ends
-//! - [`clock`], [`random`]: the only places where time and randomness come in
+//! - [`clock`], [`random`]: the only places where time and randomness come in; [`timer`]: how to wait for an instant
 //!
 //! It knows no guest, no page table of ours and no store.
 
@@ -28,6 +28,7 @@ pub mod pagemap;
 pub mod probe;
 pub mod random;
 pub mod signals;
+pub mod timer;
 pub mod userfault;
 pub mod writeback;
 
@@ -35,6 +36,7 @@ pub use launch::{Child, launch};
 pub use mapping::{Discard, Mapping};
 pub use memory_file::MemoryFile;
 pub use pagemap::Pagemap;
+pub use timer::Timer;
 pub use userfault::{Fault, FaultKind, Installed, Userfault, Writes};
 
 /// The effective user id.

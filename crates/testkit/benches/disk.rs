@@ -7,13 +7,14 @@
 //! Checkpoints here are the disk's share of one: the guest stops, the disk is cut, the guest goes on, and the cut is saved into a store. What capturing RAM costs
 //! is another bench's.
 
-use fermata_disk::{Cut, DirtyPages, Disk, DiskOptions, Server, ServerOptions, Settled, part::BLOCKS_TABLE};
+use fermata_disk::{Cut, Disk, DiskOptions, Server, ServerOptions, Settled, part::BLOCKS_TABLE};
 use fermata_store::{Cost, Record, Store};
 use fermata_testkit::{
     guests,
     report::{Figure, Report, quantile},
 };
 use fermata_types::{CheckpointId, PartKind, PartState};
+use fermata_vhost::DirtyPages;
 use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,

@@ -61,7 +61,25 @@ pub struct MachineConfig {
     pub vmcoreinfo: bool,
     /// How many disks it has.
     pub disks: u32,
+    /// Its network interfaces, in the order in which the guest finds them. Machines of older checkpoints have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nets: Vec<Net>,
 }
+
+/// A network interface.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Net {
+    /// Its Ethernet address: `02:5f:00:00:00:01`.
+    pub mac: String,
+    /// Bytes of the largest packet that a frame may carry.
+    pub mtu: u16,
+}
+
+/// Network interfaces that a machine may have: one for each place on its bus from [`NET_SLOT`] on, but for the last, which is the chipset's.
+pub const NETS_MAX: usize = 15;
+/// The place on the PCI bus of the first network interface. The places are fixed: a guest that names its interfaces by them finds the same ones
+/// whatever else the machine has.
+const NET_SLOT: usize = 16;
 
 /// Virtual nanoseconds an instruction takes in a deterministic machine: 2 to this power.
 pub(crate) const ICOUNT_SHIFT: u32 = 3;
@@ -83,6 +101,11 @@ impl Place {
     /// Where the vhost-user-blk server of a disk listens.
     pub fn disk_socket(&self, disk: u32) -> PathBuf {
         self.file(&format!("disk{disk}.sock"))
+    }
+
+    /// Where the vhost-user-net server of a network interface listens.
+    pub fn net_socket(&self, net: u32) -> PathBuf {
+        self.file(&format!("net{net}.sock"))
     }
 
     /// The serial console.
@@ -160,6 +183,8 @@ pub(crate) fn arguments(config: &MachineConfig, id: &MachineId, place: &Place, s
     line.add("-action", "shutdown=pause");
     // xen-save-devices-state writes no configuration section.
     line.add("-global", "migration.send-configuration=off");
+    // A machine that comes back tells the network nothing that its guest does not.
+    line.add("-global", "migration.announce-rounds=0");
     line.add("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
     line.add("-chardev", format!("socket,id=qmp,path={},server=on,wait=off", path(&place.monitor_socket())));
     line.add("-mon", "chardev=qmp,mode=control");
@@ -215,6 +240,19 @@ fn devices(line: &mut Line, config: &MachineConfig, id: &MachineId, place: &Plac
         // Boot index 0 is the direct kernel's.
         let boot = disk + 1;
         line.add("-device", format!("vhost-user-blk-pci,chardev=disk{disk},num-queues=1,queue-size=256,bootindex={boot}"));
+    }
+    for (number, net) in config.nets.iter().enumerate() {
+        let socket = escape(&place.net_socket(number as u32).to_string_lossy());
+        line.add("-chardev", format!("socket,id=net{number},path={socket}"));
+        line.add("-netdev", format!("vhost-user,id=net{number},chardev=net{number},queues=1"));
+        let (Net { mac, mtu }, slot) = (net, NET_SLOT + number);
+        // No ROM to boot from, and nothing that the machine would say by itself when it comes back from a checkpoint.
+        line.add(
+            "-device",
+            format!(
+                "virtio-net-pci,netdev=net{number},mac={mac},host_mtu={mtu},addr={slot:#x},romfile=,guest_announce=off,disable-legacy=on"
+            ),
+        );
     }
 }
 

@@ -255,6 +255,7 @@ mod tests {
             deterministic: false,
             vmcoreinfo: true,
             disks: 0,
+            nets: Vec::new(),
         }
     }
 

@@ -1,10 +1,10 @@
 //! The reader of ext4, fed with a sparse disk: an input is a list of places and what lies there.
 
-use super::Bytes;
 use crate::{
     Error, Result,
     ext4::{Layout, Source, free, journal::Recovered, partitions},
 };
+use fermata_vhost::fuzzing::Bytes;
 use std::cell::Cell;
 
 /// Places where something lies: a multiple of 32 bytes.

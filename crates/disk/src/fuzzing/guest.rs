@@ -1,13 +1,17 @@
 //! A guest that does anything to its RAM and its ring.
 
-use super::{Bytes, DISK, HIGH, LOW, QEMU, checkpoint, disk};
+use super::{DISK, checkpoint, disk};
 use crate::{
-    Disk, PageMap, Region,
-    device::{Counters, Device},
-    guest::{Entry, GuestRam, MemoryWatch, Tracking},
-    ring::{Next, Ring},
+    Disk, PageMap,
+    device::{BlockBackend, BlockDevice, Counters},
 };
 use fermata_types::{PAGE_SIZE, PageNumber};
+use fermata_vhost::{
+    GuestRam, MemoryWatch, Region, Tracking,
+    fuzzing::{Bytes, HIGH, LOW, QEMU},
+    guest::Entry,
+    ring::{Next, Ring},
+};
 use rustix::fs::MemfdFlags;
 use std::{
     fs::File,
@@ -81,7 +85,7 @@ impl Bench {
         let ram = GuestRam::new(tracking.clone()).with_table(entries).expect("guest memory");
         let (disk, map) = (disk(place.path()), Arc::new(PageMap::new()));
         disk.set_page_map(map.clone(), 0);
-        tracking.set_page_map(map.clone());
+        tracking.set_write_watch(map.clone());
         let contents = || vec![0; FILE as usize];
         Self { _place: place, disk, counters: Arc::default(), hole, tracking, map, file, ram, before: contents(), after: contents() }
     }
@@ -117,12 +121,12 @@ impl Bench {
 
     /// Serves what the guest offers. Whatever was written to the guest's RAM must be reported, nothing else may have been written, and a page that is said to
     /// equal a block does.
-    fn serve(&mut self, ring: &mut Ring, device: &mut Device, patience: u64) {
+    fn serve(&mut self, ring: &mut Ring, device: &mut BlockDevice, patience: u64) {
         self.file.read_exact_at(&mut self.before, 0).expect("it is there");
         for _ in 0..ROUNDS_MAX {
             let asked = AtomicU64::new(0);
             let yield_now = || asked.fetch_add(1, Ordering::Relaxed) >= patience;
-            if ring.serve(&self.ram, device, yield_now) != Next::Again {
+            if ring.serve(0, &self.ram, device, yield_now) != Next::Again {
                 break;
             }
         }
@@ -162,7 +166,7 @@ impl Bench {
     }
 
     /// After a reset the disk serves an honest guest.
-    fn check_alive(&mut self, ring: &mut Ring, device: &mut Device) {
+    fn check_alive(&mut self, ring: &mut Ring, device: &mut BlockDevice) {
         self.hole.0.store(u32::MAX, Ordering::Relaxed);
         *ring = Ring::new();
         self.write(AVAILABLE, &[0; 8]);
@@ -210,7 +214,7 @@ fn length(bytes: &mut Bytes<'_>) -> u32 {
 }
 
 /// One thing that the guest does.
-fn step(bench: &mut Bench, ring: &mut Ring, device: &mut Device, bytes: &mut Bytes<'_>, available: &mut u16, patience: u64) {
+fn step(bench: &mut Bench, ring: &mut Ring, device: &mut BlockDevice, bytes: &mut Bytes<'_>, available: &mut u16, patience: u64) {
     match bytes.byte() % 12 {
         0..=3 => {
             let (index, at, len) = (bytes.byte() % 32, bytes.address(), length(bytes));
@@ -272,7 +276,7 @@ pub fn ring(data: &[u8]) {
     BENCH.with_borrow_mut(|bench| {
         bench.clear();
         let mut bytes = Bytes(data);
-        let mut device = Device::new(bench.disk.clone(), "fuzz", bench.counters.clone());
+        let mut device = BlockDevice::new(&BlockBackend::new(bench.disk.clone(), "fuzz", bench.counters.clone()));
         let mut ring = Ring::new();
         let (shape, base) = (bytes.byte(), bytes.byte());
         ring.set_event_idx(shape & 1 == 1);

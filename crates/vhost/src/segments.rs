@@ -1,23 +1,25 @@
 //! Scattered memory as one run of bytes, read from or written to files without a copy in between.
 //!
 //! The memory may be a guest's: another process writes to it while we do. So it is never borrowed as a Rust slice; bytes are moved by system calls and
-//! by raw copies, for which torn values are only the guest's own concern. This is the one module of the room with `unsafe` code for guest memory.
+//! by raw copies, for which torn values are only the guest's own concern. This is the one module of the room with `unsafe` code.
 
 #![allow(unsafe_code, reason = "guest memory is no Rust memory")]
 
+use crate::GuestRam;
 use std::{fs::File, io, marker::PhantomData, os::fd::AsRawFd};
+use vm_memory::GuestMemoryResult;
 
 /// Pieces handed to one system call. The kernel takes 1024; 64 keeps the array on the stack small.
 const PIECES_MAX: usize = 64;
 
 /// A piece of memory: address and length.
-pub type Piece = libc::iovec;
+type Piece = libc::iovec;
 
-/// Reusable room for pieces, so that a request needs no allocation.
+/// Reusable room for the list of pieces, so that a request needs no allocation.
 #[derive(Default)]
 pub struct Pieces(Vec<Piece>);
 
-// SAFETY: the addresses are only used through a `Cursor`, whose maker vouches for them; the list itself is emptied before it is kept.
+// SAFETY: the addresses are only used through a `Cursor`, whose maker vouches for them; the list is emptied before it is filled for the next one.
 unsafe impl Send for Pieces {}
 
 /// A place in scattered memory that moves forward.
@@ -86,13 +88,13 @@ impl Cursor<'_> {
     }
 }
 
-/// Memory that a read of the disk fills, from front to back.
+/// Scattered memory to be filled, from front to back.
 pub struct Output<'a> {
     cursor: Cursor<'a>,
     _memory: PhantomData<&'a mut [u8]>,
 }
 
-/// Memory that a write to the disk takes its bytes from, from front to back.
+/// Scattered memory to take bytes from, from front to back.
 pub struct Input<'a> {
     cursor: Cursor<'a>,
     _memory: PhantomData<&'a [u8]>,
@@ -104,57 +106,69 @@ impl Pieces {
         Self::default()
     }
 
-    /// Forgets all pieces, keeps the room.
-    pub fn clear(&mut self) {
-        self.0.clear();
-    }
-
     /// Adds a piece.
-    pub fn push(&mut self, address: *mut u8, len: usize) {
+    pub(crate) fn push(&mut self, address: *mut u8, len: usize) {
         self.0.push(Piece { iov_base: address.cast(), iov_len: len });
     }
 
-    /// Replaces all pieces by one, the given memory.
-    pub fn set(&mut self, memory: &mut [u8]) {
-        self.clear();
-        self.push(memory.as_mut_ptr(), memory.len());
-    }
-
-    /// Bytes in all pieces.
-    pub fn bytes(&self) -> usize {
-        self.0.iter().map(|piece| piece.iov_len).sum()
-    }
-
     fn cursor(&self) -> Cursor<'_> {
-        Cursor { pieces: &self.0, done: 0, len: self.bytes() }
-    }
-
-    /// The pieces as memory to fill.
-    ///
-    /// # Safety
-    /// Every piece is mapped and writable for as long as the result lives, and no Rust reference points into it.
-    pub unsafe fn output(&self) -> Output<'_> {
-        Output { cursor: self.cursor(), _memory: PhantomData }
-    }
-
-    /// The pieces as memory to take bytes from.
-    ///
-    /// # Safety
-    /// Every piece is mapped and readable for as long as the result lives, and no exclusive Rust reference points into it.
-    pub unsafe fn input(&self) -> Input<'_> {
-        Input { cursor: self.cursor(), _memory: PhantomData }
+        Cursor { pieces: &self.0, done: 0, len: self.0.iter().map(|piece| piece.iov_len).sum() }
     }
 }
 
-/// Reads a range of a disk into plain memory.
-pub(crate) fn with_output<R>(memory: &mut [u8], with: impl FnOnce(&mut Output<'_>) -> R) -> R {
+// What is gathered here lies in guest RAM, which stays mapped and is borrowed for as long as an `Input` or an `Output` of it lives; and no Rust reference ever
+// points into guest RAM. That is what these two have to vouch for.
+impl GuestRam {
+    /// Buffers, as guest addresses and lengths, as memory to take bytes from. They are brought in, and checked to lie in guest RAM.
+    pub fn input<'a>(&'a self, buffers: &[(u64, u32)], room: &'a mut Pieces) -> GuestMemoryResult<Input<'a>> {
+        self.gather(buffers, room)?;
+        Ok(Input { cursor: room.cursor(), _memory: PhantomData })
+    }
+
+    /// Lets `with` fill buffers, as guest addresses and lengths, and notes all their pages as written: even one that failed may have filled some of them.
+    /// The buffers are brought in before, and checked to lie in guest RAM.
+    pub fn fill<R>(&self, buffers: &[(u64, u32)], room: &mut Pieces, with: impl FnOnce(&mut Output<'_>) -> R) -> GuestMemoryResult<R> {
+        self.fill_and_mark(buffers, room, with, true)
+    }
+
+    /// The same, but the [`WriteWatch`](crate::WriteWatch) is not told: who calls this tells it what these pages hold.
+    pub fn fill_known<R>(
+        &self,
+        buffers: &[(u64, u32)],
+        room: &mut Pieces,
+        with: impl FnOnce(&mut Output<'_>) -> R,
+    ) -> GuestMemoryResult<R> {
+        self.fill_and_mark(buffers, room, with, false)
+    }
+
+    fn fill_and_mark<R>(
+        &self,
+        buffers: &[(u64, u32)],
+        room: &mut Pieces,
+        with: impl FnOnce(&mut Output<'_>) -> R,
+        tell: bool,
+    ) -> GuestMemoryResult<R> {
+        self.gather(buffers, room)?;
+        let result = with(&mut Output { cursor: room.cursor(), _memory: PhantomData });
+        buffers.iter().for_each(|(at, len)| self.mark(*at, *len as usize, tell));
+        Ok(result)
+    }
+
+    fn gather(&self, buffers: &[(u64, u32)], room: &mut Pieces) -> GuestMemoryResult<()> {
+        room.0.clear();
+        buffers.iter().try_for_each(|(at, len)| self.pieces(*at, *len as usize, room))
+    }
+}
+
+/// Plain memory as memory to fill.
+pub fn with_output<R>(memory: &mut [u8], with: impl FnOnce(&mut Output<'_>) -> R) -> R {
     let piece = [Piece { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() }];
     let cursor = Cursor { pieces: &piece, done: 0, len: memory.len() };
     with(&mut Output { cursor, _memory: PhantomData })
 }
 
-/// Writes plain memory to a range of a disk.
-pub(crate) fn with_input<R>(memory: &[u8], with: impl FnOnce(&mut Input<'_>) -> R) -> R {
+/// Plain memory as memory to take bytes from.
+pub fn with_input<R>(memory: &[u8], with: impl FnOnce(&mut Input<'_>) -> R) -> R {
     // The memory is only read from: an `Input` has no way to write.
     let piece = [Piece { iov_base: memory.as_ptr().cast_mut().cast(), iov_len: memory.len() }];
     let cursor = Cursor { pieces: &piece, done: 0, len: memory.len() };

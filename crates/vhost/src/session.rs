@@ -5,10 +5,9 @@
 //! worker would take it again at once.
 
 use crate::{
-    Disk,
-    device::{Counters, Device},
+    backend::{Backend, Chain, Device},
     guest::{Entry, GuestRam, Tracking},
-    ring::{Next, RING_SIZE_MAX, Ring},
+    ring::{Next, Offer, RING_SIZE_MAX, Ring},
 };
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
@@ -36,9 +35,6 @@ use vhost::{
         },
     },
 };
-
-/// Rings that a device may have: QEMU takes one for each CPU.
-pub const RINGS_MAX: usize = 64;
 
 const LOG_ALL: u64 = 1 << 26;
 /// Between two attempts at a request for which the host has no space.
@@ -78,7 +74,7 @@ pub struct Link {
     waiting: AtomicUsize,
     wake: File,
     closing: AtomicBool,
-    disk: Arc<Disk>,
+    backend: Arc<dyn Backend>,
     tracking: Arc<Tracking>,
     running: Running,
 }
@@ -86,21 +82,21 @@ pub struct Link {
 struct State {
     rings: Vec<Ring>,
     ram: GuestRam,
-    device: Device,
+    device: Box<dyn Device>,
 }
 
 impl Link {
     /// A connection without memory and with all rings stopped.
-    pub fn new(disk: Arc<Disk>, serial: &str, tracking: Arc<Tracking>, counters: Arc<Counters>, running: Running) -> io::Result<Arc<Self>> {
-        let device = Device::new(disk.clone(), serial, counters);
-        let rings = (0..RINGS_MAX).map(|_| Ring::new()).collect();
+    pub fn new(backend: Arc<dyn Backend>, tracking: Arc<Tracking>, running: Running) -> io::Result<Arc<Self>> {
+        let device = backend.device();
+        let rings = (0..backend.rings()).map(|_| Ring::new()).collect();
         running.set_failure(None);
         Ok(Arc::new(Self {
             state: Mutex::new(State { rings, ram: GuestRam::new(tracking.clone()), device }),
             waiting: AtomicUsize::new(0),
             wake: File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
             closing: AtomicBool::new(false),
-            disk,
+            backend,
             tracking,
             running,
         }))
@@ -135,10 +131,7 @@ impl Link {
     }
 
     fn with_ring<R>(&self, index: u32, with: impl FnOnce(&mut Ring, &GuestRam) -> R) -> Result<R> {
-        if index as usize >= RINGS_MAX {
-            return Err(Error::InvalidParam);
-        }
-        Ok(self.change(|state| with(&mut state.rings[index as usize], &state.ram)))
+        self.change(|state| Ok(with(state.rings.get_mut(index as usize).ok_or(Error::InvalidParam)?, &state.ram)))
     }
 
     /// Serves the rings until the connection closes, and says so if it ends before: the worker thread's work. True if it came to its right end.
@@ -148,14 +141,14 @@ impl Link {
             Ok(Err(error)) => format!("it cannot wait for requests: {error}"),
             Err(_) => "its worker panicked, which is a fault of Fermata's: the keeper's log tells more".to_owned(),
         };
-        tracing::error!(failure, "the disk's worker has ended");
+        tracing::error!(failure, "a device's worker has ended");
         self.running.set_failure(Some(failure));
         false
     }
 
     fn serve_all(&self) -> io::Result<()> {
         let mut kicks: Vec<(usize, Arc<File>)> = Vec::new();
-        let mut next = [Next::Wait; RINGS_MAX];
+        let mut next = vec![Next::Wait; self.backend.rings()];
         while !self.closing.load(Ordering::Acquire) {
             let time = match () {
                 () if next.contains(&Next::Again) => Some(Duration::ZERO),
@@ -171,20 +164,39 @@ impl Link {
                 kicks.iter().for_each(|(i, _)| next[*i] = Next::Again);
             }
             kicked.iter().for_each(|i| next[*i] = Next::Again);
+            let mut served = false;
             for (i, next) in next.iter_mut().enumerate().filter(|(_, next)| **next != Next::Wait) {
                 *next = self.serve(i);
+                served = true;
+            }
+            if served {
+                self.backend.served();
             }
         }
         Ok(())
     }
 
-    /// Serves one ring.
-    pub(crate) fn serve(&self, ring: usize) -> Next {
+    /// The state, for one request, and after those who wait for it to change it.
+    fn take_turn(&self) -> MutexGuard<'_, State> {
         while self.waiting.load(Ordering::Acquire) > 0 {
             std::thread::yield_now();
         }
-        let State { rings, ram, device } = &mut *self.lock();
-        rings[ring].serve(ram, device, || self.waiting.load(Ordering::Acquire) > 0)
+        self.lock()
+    }
+
+    /// Serves one ring.
+    pub(crate) fn serve(&self, ring: usize) -> Next {
+        if self.backend.is_inbound(ring) {
+            return Next::Wait;
+        }
+        let State { rings, ram, device } = &mut *self.take_turn();
+        rings[ring].serve(ring, ram, &mut **device, || self.waiting.load(Ordering::Acquire) > 0)
+    }
+
+    /// Has `fill` write into the next buffers that the driver has laid into an inbound ring. It returns how many bytes it wrote.
+    pub fn offer(&self, ring: usize, fill: impl FnOnce(&GuestRam, Chain<'_>) -> u32) -> Offer {
+        let State { rings, ram, device } = &mut *self.take_turn();
+        rings[ring].offer(ram, &mut **device, |chain| fill(ram, chain))
     }
 }
 
@@ -218,7 +230,7 @@ fn not_offered<T>() -> Result<T> {
 
 impl Protocol {
     fn features(&self) -> u64 {
-        Device::features(&self.0.disk) | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() | LOG_ALL
+        self.0.backend.features() | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() | LOG_ALL
     }
 
     fn set_ram(&self, with: impl FnOnce(&GuestRam) -> io::Result<GuestRam>) -> Result<()> {
@@ -326,10 +338,8 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
-        Ok(VhostUserProtocolFeatures::CONFIG
-            | VhostUserProtocolFeatures::MQ
-            | VhostUserProtocolFeatures::REPLY_ACK
-            | VhostUserProtocolFeatures::LOG_SHMFD)
+        let common = VhostUserProtocolFeatures::MQ | VhostUserProtocolFeatures::REPLY_ACK | VhostUserProtocolFeatures::LOG_SHMFD;
+        Ok(if self.0.backend.config().is_some() { common | VhostUserProtocolFeatures::CONFIG } else { common })
     }
 
     fn set_protocol_features(&mut self, _features: u64) -> Result<()> {
@@ -337,7 +347,7 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     }
 
     fn get_queue_num(&mut self) -> Result<u64> {
-        Ok(RINGS_MAX as u64)
+        Ok(self.0.backend.rings() as u64)
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
@@ -345,13 +355,13 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        let config = Device::config(&self.0.disk, RINGS_MAX as u16);
-        let known = config.iter().copied().chain(std::iter::repeat(0));
+        let Some(config) = self.0.backend.config() else { return not_offered() };
+        let known = config.into_iter().chain(std::iter::repeat(0));
         Ok(known.skip(offset as usize).take(size as usize).collect())
     }
 
     fn set_config(&mut self, _offset: u32, _buf: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
-        // The only writable field is the cache mode, which is not offered.
+        // No device here has a field that is written.
         Ok(())
     }
 

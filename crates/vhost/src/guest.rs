@@ -5,7 +5,7 @@
 //!
 //! Pages are numbered by their place in the RAM *file*, not by guest address: several regions map one file (around the hole below 4 GiB).
 
-use crate::{dirty::DirtyPages, page_map::PageMap, segments::Pieces};
+use crate::{dirty::DirtyPages, segments::Pieces};
 use fermata_types::{PAGE_SIZE, PageNumber};
 use rustix::fs::{Stat, fstat};
 use std::{
@@ -56,6 +56,12 @@ pub trait MemoryWatch: Send + Sync {
     }
 }
 
+/// Who has to know which pages the back end has written, at once and not when somebody asks for [`DirtyPages`].
+pub trait WriteWatch: Send + Sync {
+    /// These pages of the RAM file were written.
+    fn written(&self, pages: Range<PageNumber>);
+}
+
 /// What all memory tables of one server share: who is told of accesses, and where writes are noted.
 #[derive(Default)]
 pub struct Tracking {
@@ -64,7 +70,7 @@ pub struct Tracking {
     watch: RwLock<Option<Arc<dyn MemoryWatch>>>,
     logging: AtomicBool,
     log: RwLock<Option<Log>>,
-    page_map: OnceLock<Arc<PageMap>>,
+    writes: OnceLock<Arc<dyn WriteWatch>>,
 }
 
 impl std::fmt::Debug for Tracking {
@@ -89,9 +95,9 @@ impl Tracking {
         *self.watch.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = watch;
     }
 
-    /// From now on the map learns which pages are written otherwise than whole from a block. Only the first map is taken.
-    pub(crate) fn set_page_map(&self, map: Arc<PageMap>) {
-        let _ = self.page_map.set(map);
+    /// From now on `watch` learns which pages are written, but for those of [`GuestRam::fill_known`]. Only the first one is taken.
+    pub fn set_write_watch(&self, watch: Arc<dyn WriteWatch>) {
+        let _ = self.writes.set(watch);
     }
 
     fn watch(&self) -> Option<Arc<dyn MemoryWatch>> {
@@ -159,10 +165,10 @@ impl Marks {
         Some(first as PageNumber..last as PageNumber + 1)
     }
 
-    /// The same, of something that is not known to be a block of a disk.
-    fn mark_other(&self, offset: usize, len: usize) {
-        if let (Some(pages), Some(map)) = (self.mark(offset, len), self.tracking.page_map.get()) {
-            map.forget_stretch(pages);
+    /// The same, and tells whoever wants to know at once.
+    fn mark_and_tell(&self, offset: usize, len: usize) {
+        if let (Some(pages), Some(watch)) = (self.mark(offset, len), self.tracking.writes.get()) {
+            watch.written(pages);
         }
     }
 }
@@ -173,7 +179,7 @@ impl<'a> WithBitmapSlice<'a> for Marks {
 
 impl Bitmap for Marks {
     fn mark_dirty(&self, offset: usize, len: usize) {
-        self.mark_other(offset, len);
+        self.mark_and_tell(offset, len);
     }
 
     fn dirty_at(&self, _offset: usize) -> bool {
@@ -193,7 +199,7 @@ impl BitmapSlice for MarksAt<'_> {}
 
 impl Bitmap for MarksAt<'_> {
     fn mark_dirty(&self, offset: usize, len: usize) {
-        self.marks.mark_other(self.offset + offset, len);
+        self.marks.mark_and_tell(self.offset + offset, len);
     }
 
     fn dirty_at(&self, _offset: usize) -> bool {
@@ -292,7 +298,7 @@ impl GuestRam {
             tracing::warn!(
                 guest = entry.guest,
                 len = entry.len,
-                "guest memory outside the RAM file: the disk's writes to it are not tracked"
+                "guest memory outside the RAM file: what is written to it here is not tracked"
             );
         }
         let marks = Marks { tracking: self.tracking.clone(), guest: entry.guest, file_offset: in_ram_file.then_some(entry.file_offset) };
@@ -314,7 +320,7 @@ impl GuestRam {
     }
 
     /// Adds guest memory to `pieces`, brought in and checked.
-    pub fn pieces(&self, guest: u64, len: usize, pieces: &mut Pieces) -> GuestMemoryResult<()> {
+    pub(crate) fn pieces(&self, guest: u64, len: usize, pieces: &mut Pieces) -> GuestMemoryResult<()> {
         for slice in self.slices(guest, len) {
             let slice = slice?;
             pieces.push(slice.ptr_guard_mut().as_ptr(), slice.len());
@@ -322,9 +328,16 @@ impl GuestRam {
         Ok(())
     }
 
-    /// Notes that guest memory was written through [`Self::pieces`]. What the page map has to know of it is told by who wrote.
-    pub fn mark(&self, guest: u64, len: usize) {
-        self.each_region(guest, len as u64, |mapped, offset, len| _ = mapped.memory.bitmap().mark(offset as usize, len as usize));
+    /// Notes that guest memory was written through [`Self::pieces`], and tells the [`WriteWatch`] if it is to be told.
+    pub(crate) fn mark(&self, guest: u64, len: usize, tell: bool) {
+        self.each_region(guest, len as u64, |mapped, offset, len| {
+            let (marks, offset, len) = (mapped.memory.bitmap(), offset as usize, len as usize);
+            if tell {
+                marks.mark_and_tell(offset, len);
+            } else {
+                marks.mark(offset, len);
+            }
+        });
     }
 
     /// Where guest memory lies: each stretch of it as offset in the RAM file and length. Memory of another file has no offset.

@@ -9,7 +9,7 @@
 //! A broken ring is what a guest gets that writes nonsense into it: it stays silent until the guest resets the device.
 
 use crate::{
-    device::{Device, Handled},
+    backend::{Chain, Device, Handled},
     guest::GuestRam,
 };
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -38,6 +38,17 @@ pub enum Next {
     Again,
     /// Comes back later: the host has no space for the next request.
     Later,
+}
+
+/// What became of something that the device had to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Offer {
+    /// The driver has it.
+    Taken,
+    /// The driver has laid in no buffers for it. It kicks when there are some.
+    NoBuffers,
+    /// The ring does not run.
+    Stopped,
 }
 
 /// A virtqueue and its event descriptors.
@@ -74,7 +85,6 @@ impl Ring {
     }
 
     /// The number of descriptors.
-    #[cfg(any(test, feature = "fuzzing"))]
     pub fn size(&self) -> u16 {
         self.queue.size()
     }
@@ -113,7 +123,7 @@ impl Ring {
         self.kick = Some(Arc::new(kick));
         match self.locate(ram) {
             Some(()) => self.running = true,
-            None => tracing::warn!("a ring does not lie in guest memory: it stays silent until the guest resets the disk"),
+            None => tracing::warn!("a ring does not lie in guest memory: it stays silent until the guest resets the device"),
         }
         Ok(())
     }
@@ -163,21 +173,29 @@ impl Ring {
     }
 
     /// Serves requests until there are none, `yield_now` says so, or others should have their turn. An error means that the ring is unusable.
-    pub fn serve(&mut self, ram: &GuestRam, device: &mut Device, yield_now: impl Fn() -> bool) -> Next {
+    /// `index` is what the device knows the ring by.
+    pub fn serve(&mut self, index: usize, ram: &GuestRam, device: &mut dyn Device, yield_now: impl Fn() -> bool) -> Next {
         if !self.is_running() {
             return Next::Wait;
         }
-        match self.try_serve(ram, device, yield_now) {
-            Ok(next) => next,
-            Err(error) => {
-                device.note_unusable(&error);
-                self.running = false;
-                Next::Wait
-            }
-        }
+        self.try_serve(index, ram, device, yield_now).unwrap_or_else(|error| {
+            self.give_up(device, &error);
+            Next::Wait
+        })
     }
 
-    fn try_serve(&mut self, ram: &GuestRam, device: &mut Device, yield_now: impl Fn() -> bool) -> Result<Next, virtio_queue::Error> {
+    fn give_up(&mut self, device: &mut dyn Device, error: &virtio_queue::Error) {
+        device.note_unusable(error);
+        self.running = false;
+    }
+
+    fn try_serve(
+        &mut self,
+        index: usize,
+        ram: &GuestRam,
+        device: &mut dyn Device,
+        yield_now: impl Fn() -> bool,
+    ) -> Result<Next, virtio_queue::Error> {
         let (mut served, mut promised) = (0, false);
         loop {
             self.queue.disable_notification(ram)?;
@@ -185,9 +203,9 @@ impl Ring {
             let mut untold = 0;
             while let Some(chain) = self.queue.iter(ram)?.next() {
                 let head = chain.head_index();
-                let written = match device.handle(ram, chain, &yield_now) {
+                let written = match device.handle(index, ram, chain, &yield_now) {
                     Handled::Done(written) => written,
-                    // It goes back into the ring, where whoever stops the disk finds it not yet taken up. Those behind it wait too.
+                    // It goes back into the ring, where whoever stops the ring finds it not yet taken up. Those behind it wait too.
                     put_off => {
                         self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(1));
                         self.notify(ram)?;
@@ -222,6 +240,31 @@ impl Ring {
                 return Ok(Next::Again);
             }
         }
+    }
+
+    /// Has `fill` write into the next buffers that the driver has laid into the ring, and gives them back. `fill` returns how many bytes it wrote.
+    pub fn offer(&mut self, ram: &GuestRam, device: &mut dyn Device, fill: impl FnOnce(Chain<'_>) -> u32) -> Offer {
+        if !self.is_running() {
+            return Offer::Stopped;
+        }
+        self.try_offer(ram, fill).unwrap_or_else(|error| {
+            self.give_up(device, &error);
+            Offer::Stopped
+        })
+    }
+
+    fn try_offer(&mut self, ram: &GuestRam, fill: impl FnOnce(Chain<'_>) -> u32) -> Result<Offer, virtio_queue::Error> {
+        let mut chain = self.queue.iter(ram)?.next();
+        // The driver is to kick when there are buffers again; it may have laid some in just before it was asked to.
+        if chain.is_none() && self.queue.enable_notification(ram)? {
+            chain = self.queue.iter(ram)?.next();
+        }
+        let Some(chain) = chain else { return Ok(Offer::NoBuffers) };
+        let head = chain.head_index();
+        let written = fill(chain);
+        self.queue.add_used(ram, head, written)?;
+        self.notify(ram)?;
+        Ok(Offer::Taken)
     }
 
     fn notify(&mut self, ram: &GuestRam) -> Result<(), virtio_queue::Error> {

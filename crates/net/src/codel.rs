@@ -1,0 +1,74 @@
+//! Controlled delay: the queue discipline of RFC 8289, section 5.
+
+use crate::direction::{Frame, Queue};
+
+/// The wait that is acceptable all the time.
+const TARGET_NS: u64 = 5_000_000;
+/// How long all may wait for more than that before one is dropped.
+const INTERVAL_NS: u64 = 100_000_000;
+
+/// The state of one queue. Times are in nanoseconds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Codel {
+    pub dropping: bool,
+    /// When the wait will have been too long for an interval; 0 while it is not too long.
+    pub first_above: u64,
+    pub drop_next: u64,
+    /// Frames dropped since dropping began, which sets the pace.
+    pub count: u32,
+    pub last_count: u32,
+}
+
+impl Codel {
+    /// Takes the next frame to transmit from the queue, and before it those that are to be dropped. `full` are the bytes of the longest
+    /// frame: a queue that holds no more is never too long.
+    pub fn dequeue(&mut self, now: u64, queue: &mut Queue, full: usize, mut dropped: impl FnMut(&Frame)) -> Option<Frame> {
+        let (mut frame, mut too_long) = self.take(now, queue, full);
+        if self.dropping {
+            self.dropping = too_long;
+            while self.dropping && now >= self.drop_next {
+                frame.iter().for_each(&mut dropped);
+                self.count = self.count.saturating_add(1);
+                (frame, too_long) = self.take(now, queue, full);
+                if too_long {
+                    self.drop_next = after(self.drop_next, self.count);
+                } else {
+                    self.dropping = false;
+                }
+            }
+        } else if too_long {
+            frame.iter().for_each(&mut dropped);
+            (frame, _) = self.take(now, queue, full);
+            self.dropping = true;
+            // When dropping was needed a short while ago, it goes on at about the pace that helped then.
+            let before = self.count.saturating_sub(self.last_count);
+            let recent = now.saturating_sub(self.drop_next) < 16 * INTERVAL_NS;
+            self.count = if before > 1 && recent { before } else { 1 };
+            self.last_count = self.count;
+            self.drop_next = after(now, self.count);
+        }
+        frame
+    }
+
+    /// The first of the queue, and whether all have waited too long for an interval.
+    fn take(&mut self, now: u64, queue: &mut Queue, full: usize) -> (Option<Frame>, bool) {
+        let Some(waiting) = queue.pop() else {
+            self.first_above = 0;
+            return (None, false);
+        };
+        let mut too_long = false;
+        if now.saturating_sub(waiting.since) < TARGET_NS || queue.bytes() <= full {
+            self.first_above = 0;
+        } else if self.first_above == 0 {
+            self.first_above = now.saturating_add(INTERVAL_NS);
+        } else {
+            too_long = now >= self.first_above;
+        }
+        (Some(waiting.frame), too_long)
+    }
+}
+
+/// The interval over the root of the count, later.
+fn after(time: u64, count: u32) -> u64 {
+    time.saturating_add((INTERVAL_NS * INTERVAL_NS / u64::from(count.max(1))).isqrt())
+}

@@ -1,0 +1,285 @@
+//! One direction of a cable: a queue, a transmitter, and the frames on their way.
+
+use crate::{
+    codel::Codel,
+    counters::Counters,
+    random::Random,
+    topology::{Discipline, Shape},
+};
+use std::{collections::VecDeque, sync::Arc};
+
+/// A frame from the destination's address on, without a check sequence. Copies share their bytes.
+pub(crate) type Frame = Arc<[u8]>;
+
+/// Bytes of an Ethernet header.
+pub(crate) const HEADER: usize = 14;
+/// Bytes that a frame may have beyond the MTU: the header and a VLAN tag.
+const BEYOND_MTU: usize = HEADER + 4;
+/// Frames that a receiver without buffers is kept: what comes then is dropped.
+pub(crate) const LANDED_MAX: usize = 1024;
+/// What a frame counts beside its bytes against the memory of a world.
+const FRAME_COST: usize = 64;
+
+const NS_PER_S: u64 = 1_000_000_000;
+
+/// The memory that frames may take.
+#[derive(Debug, Clone)]
+pub(crate) struct Memory {
+    held: usize,
+    /// What each direction may hold whatever the others do.
+    own: usize,
+}
+
+impl Memory {
+    /// Bytes of all frames of a world: half of it is for whoever comes first, the other half is divided among the directions, so that a
+    /// flood in one of them leaves the others room.
+    pub const MAX: usize = 256 << 20;
+
+    pub fn new(directions: usize) -> Self {
+        Self { held: 0, own: Self::MAX / 2 / directions.max(1) }
+    }
+
+    fn take(&mut self, held: &mut usize, frame: &Frame) -> bool {
+        let cost = frame.len() + FRAME_COST;
+        let room = *held + cost <= self.own || self.held + cost <= Self::MAX / 2;
+        if room {
+            *held += cost;
+            self.held += cost;
+        }
+        room
+    }
+}
+
+/// A frame that waits for the transmitter.
+#[derive(Debug, Clone)]
+pub(crate) struct Waiting {
+    pub since: u64,
+    pub frame: Frame,
+}
+
+/// The frames that wait, oldest first.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Queue {
+    frames: VecDeque<Waiting>,
+    bytes: usize,
+}
+
+impl Queue {
+    pub fn push(&mut self, waiting: Waiting) {
+        self.bytes += waiting.frame.len();
+        self.frames.push_back(waiting);
+    }
+
+    pub fn pop(&mut self) -> Option<Waiting> {
+        let waiting = self.frames.pop_front()?;
+        self.bytes -= waiting.frame.len();
+        Some(waiting)
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn frames(&self) -> &VecDeque<Waiting> {
+        &self.frames
+    }
+}
+
+/// A frame on its way.
+#[derive(Debug, Clone)]
+pub(crate) struct Flying {
+    pub due: u64,
+    pub frame: Frame,
+}
+
+/// One direction of a cable. All times are virtual, in nanoseconds.
+#[derive(Debug, Clone)]
+pub(crate) struct Direction {
+    pub shape: Shape,
+    pub up: bool,
+    pub random: Random,
+    pub codel: Codel,
+    pub counters: Counters,
+    /// When the transmitter is free: at `free_at`, and `fraction` times 1/rate ns later.
+    pub free_at: u64,
+    pub fraction: u64,
+    /// When the last of the frames that keep their order is due.
+    pub last_due: u64,
+    pub queue: Queue,
+    /// In the order in which they are due.
+    pub flying: VecDeque<Flying>,
+    /// At the far end, where the guest has no buffer for them yet.
+    pub landed: VecDeque<Frame>,
+    /// Bytes of the longest frame that both ends allow.
+    longest: usize,
+    held: usize,
+}
+
+impl Direction {
+    /// An empty direction that takes frames of packets of at most `mtu` bytes.
+    pub fn new(shape: Shape, mtu: u16, random: Random) -> Self {
+        Self {
+            shape,
+            up: true,
+            random,
+            codel: Codel::default(),
+            counters: Counters::default(),
+            free_at: 0,
+            fraction: 0,
+            last_due: 0,
+            queue: Queue::default(),
+            flying: VecDeque::new(),
+            landed: VecDeque::new(),
+            longest: usize::from(mtu) + BEYOND_MTU,
+            held: 0,
+        }
+    }
+
+    /// Whether a frame of this many bytes can be anywhere in here.
+    pub fn allows(&self, bytes: usize) -> bool {
+        (HEADER..=self.longest).contains(&bytes)
+    }
+
+    /// Frames in here.
+    pub fn in_flight(&self) -> u64 {
+        (self.queue.frames.len() + self.flying.len() + self.landed.len()) as u64
+    }
+
+    /// When something is to be done here: see [`step`](Self::step).
+    pub fn next(&self) -> Option<u64> {
+        let transmission = (!self.queue.frames.is_empty()).then_some(self.free_at);
+        let arrival = self.flying.front().map(|flying| flying.due);
+        match (transmission, arrival) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        }
+    }
+
+    /// Puts a frame in at the near end.
+    pub fn enter(&mut self, now: u64, frame: &Frame, memory: &mut Memory) {
+        self.counters.sent.count(frame);
+        let dropped = &mut self.counters.dropped;
+        if frame.len() < HEADER {
+            dropped.runt += 1;
+        } else if frame.len() > self.longest {
+            dropped.giant += 1;
+        } else if !self.up {
+            dropped.down += 1;
+        } else if self.random.happens(self.shape.loss) {
+            dropped.loss += 1;
+        } else {
+            if self.random.happens(self.shape.duplicate) {
+                self.counters.duplicated += 1;
+                self.wait(now, frame, memory);
+            }
+            self.wait(now, frame, memory);
+        }
+    }
+
+    fn wait(&mut self, now: u64, frame: &Frame, memory: &mut Memory) {
+        if self.queue.frames.len() >= self.shape.queue as usize {
+            self.counters.dropped.queue += 1;
+        } else if !memory.take(&mut self.held, frame) {
+            self.counters.dropped.memory += 1;
+        } else {
+            self.queue.push(Waiting { since: now, frame: frame.clone() });
+            if self.free_at <= now {
+                self.transmit(now, memory);
+            }
+        }
+    }
+
+    /// Does the first of the things that are to be done at the time of [`next`](Self::next): a frame arrives and is returned, or another
+    /// begins to be transmitted. An arriving frame is still held.
+    pub fn step(&mut self, memory: &mut Memory) -> Option<Frame> {
+        let now = self.next()?;
+        if self.flying.front().is_some_and(|flying| flying.due <= now) {
+            return self.flying.pop_front().map(|flying| flying.frame);
+        }
+        self.transmit(now, memory);
+        None
+    }
+
+    /// Begins to transmit the next of the queue, and settles when it will arrive.
+    fn transmit(&mut self, now: u64, memory: &mut Memory) {
+        let Some(frame) = self.dequeue(now, memory) else { return };
+        let departs = self.occupy(now, frame.len());
+        let due = if self.random.happens(self.shape.reorder) {
+            departs
+        } else {
+            let spread = self.random.up_to(2 * self.shape.jitter_ns);
+            let due = departs.saturating_add(self.shape.delay_ns - self.shape.jitter_ns).saturating_add(spread);
+            self.last_due = self.last_due.max(due);
+            self.last_due
+        };
+        let place = self.flying.partition_point(|flying| flying.due <= due);
+        self.counters.reordered += u64::from(place < self.flying.len());
+        self.flying.insert(place, Flying { due, frame });
+    }
+
+    fn dequeue(&mut self, now: u64, memory: &mut Memory) -> Option<Frame> {
+        let Self { queue, codel, counters, held, .. } = self;
+        match self.shape.discipline {
+            Discipline::DropTail => queue.pop().map(|waiting| waiting.frame),
+            Discipline::Codel => codel.dequeue(now, queue, self.longest, |frame| {
+                counters.dropped.discipline += 1;
+                release(held, frame, memory);
+            }),
+        }
+    }
+
+    /// The time at which the last bit has left. What divides into no whole nanosecond is carried over to the next frame if that follows at
+    /// once, so that the rate is exact for frames of any size.
+    fn occupy(&mut self, now: u64, bytes: usize) -> u64 {
+        let Some(rate) = self.shape.rate else {
+            (self.free_at, self.fraction) = (now, 0);
+            return now;
+        };
+        let carried = if self.free_at == now { self.fraction } else { 0 };
+        let work = bytes as u64 * 8 * NS_PER_S + carried;
+        self.free_at = now.saturating_add(work / rate);
+        self.fraction = work % rate;
+        self.free_at
+    }
+
+    /// A frame has left, in whichever way.
+    pub fn release(&mut self, frame: &Frame, memory: &mut Memory) {
+        release(&mut self.held, frame, memory);
+    }
+
+    /// Counts frames that were put into the lists from outside. False if they are more than the memory allows.
+    pub fn hold(&mut self, memory: &mut Memory) -> bool {
+        let Self { queue, flying, landed, held, .. } = self;
+        let waiting = queue.frames.iter().map(|waiting| &waiting.frame);
+        waiting.chain(flying.iter().map(|flying| &flying.frame)).chain(&*landed).all(|frame| memory.take(held, frame))
+    }
+
+    /// Treats the frames that are transmitted from now on as the shape says.
+    pub fn reshape(&mut self, shape: Shape) {
+        if shape.rate != self.shape.rate {
+            self.fraction = 0;
+        }
+        if shape.discipline != self.shape.discipline {
+            self.codel = Codel::default();
+        }
+        self.shape = shape;
+    }
+
+    /// Plugs the cable in, or out: then what is on it is lost.
+    pub fn plug(&mut self, up: bool, memory: &mut Memory) {
+        self.up = up;
+        if up {
+            return;
+        }
+        while let Some(frame) = self.queue.pop().map(|waiting| waiting.frame).or_else(|| self.flying.pop_front().map(|flying| flying.frame))
+        {
+            self.counters.dropped.down += 1;
+            self.release(&frame, memory);
+        }
+    }
+}
+
+fn release(held: &mut usize, frame: &Frame, memory: &mut Memory) {
+    *held -= frame.len() + FRAME_COST;
+    memory.held -= frame.len() + FRAME_COST;
+}

@@ -1,0 +1,300 @@
+//! The network at work: a [`World`] behind a lock, a server for each interface, and a thread that hands frames over when they are due.
+//!
+//! ```text
+//!   a guest kicks ──> its worker: frames into the inbox ──┐
+//!   a frame is due ──> the thread of the timer ───────────┴──> turn: inbox into the world, what is due out of it, timer set
+//! ```
+//!
+//! Whoever takes a turn has the lock of the world, and takes the lock of a receiving interface's connection for one frame. A worker has the lock of its connection
+//! while it takes frames out of the guest's memory; so it leaves them in the inbox, whose lock nobody holds for longer than that, and takes its turn afterwards,
+//! without any lock. A frame is in the inbox before the guest is told that it was sent. So with the rings stopped, the inbox and the world have all there is.
+
+use crate::{
+    Change, Clock, InterfaceId, Topology, TopologyError, World,
+    device::{Nic, Plug, RECEIVE, Receiver},
+};
+use fermata_linux::Timer;
+use fermata_types::VirtualTime;
+use fermata_vhost::{DirtyPages, MemoryWatch, Running, Server, ServerOptions, WriteWatch, ring::Offer};
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
+    io::Errno,
+};
+use std::{
+    fs::File,
+    io::{self, Write},
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard},
+    thread::{self, JoinHandle},
+};
+
+pub use crate::device::Trouble;
+
+/// How an interface is served.
+pub struct NicOptions {
+    /// Where QEMU connects.
+    pub socket: PathBuf,
+    /// Where the pages of guest RAM that are written are noted. All servers of one machine share one.
+    pub dirty: Arc<DirtyPages>,
+    /// Whom to ask before guest RAM is touched.
+    pub watch: Option<Arc<dyn MemoryWatch>>,
+}
+
+/// A network at work. Dropping it ends its connections and removes its sockets.
+///
+/// It begins frozen and empty, with its clock standing.
+pub struct Fabric {
+    // The servers go first: their workers take turns.
+    servers: Vec<Server>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the threads of a network share.
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    inbox: Mutex<Vec<Sent>>,
+    plugs: Vec<Plug>,
+    clock: Arc<Clock>,
+    timer: Timer,
+    ending: File,
+}
+
+struct State {
+    world: World,
+    frozen: bool,
+    /// By interface: the guest's driver has once begun to listen.
+    listening: Vec<bool>,
+    receiver: Receiver,
+}
+
+struct Sent {
+    at: VirtualTime,
+    from: InterfaceId,
+    frame: Box<[u8]>,
+}
+
+/// A network as it is at one instant.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// Everything in it.
+    pub world: World,
+    /// By interface: whether the guest's driver has once begun to listen. What comes before is lost, as on a cable whose other end is switched off.
+    pub listening: Vec<bool>,
+    /// The instant.
+    pub at: VirtualTime,
+}
+
+impl Snapshot {
+    /// An empty network that was never used.
+    pub fn new(topology: &Topology, seed: u64) -> Result<Self, TopologyError> {
+        let world = World::new(topology, seed)?;
+        Ok(Self { world, listening: vec![false; topology.interfaces.len()], at: VirtualTime::default() })
+    }
+}
+
+impl Fabric {
+    /// Serves the interfaces of a network, in the order of its topology. The clock is the experiment's; whoever has it stops it when the machines stop.
+    ///
+    /// # Errors
+    /// A socket or a thread cannot be had.
+    pub fn start(snapshot: Snapshot, clock: Arc<Clock>, nics: Vec<NicOptions>) -> fermata_vhost::Result<Self> {
+        let Snapshot { world, listening, at } = snapshot;
+        assert_eq!(nics.len(), listening.len(), "each interface has its options");
+        let plugs = nics.iter().map(|_| Plug::default()).collect();
+        let failed = |source| fermata_vhost::Error::Io { what: "cannot make what the network needs beside", path: PathBuf::new(), source };
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State { world, frozen: true, listening, receiver: Receiver::default() }),
+            inbox: Mutex::default(),
+            plugs,
+            clock,
+            timer: Timer::new().map_err(failed)?,
+            ending: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| failed(error.into()))?.into(),
+        });
+        shared.clock.set(at);
+        let for_thread = shared.clone();
+        let thread = thread::Builder::new().name("network".into()).spawn(move || for_thread.run()).map_err(failed)?;
+        let mut fabric = Self { servers: Vec::new(), shared, thread: Some(thread) };
+        for (nic, id) in nics.into_iter().zip((0..).map(InterfaceId)) {
+            let NicOptions { socket, dirty, watch } = nic;
+            let backend = Arc::new(Nic { id, shared: fabric.shared.clone() });
+            fabric.servers.push(Server::start(&socket, ServerOptions { backend, dirty, watch })?);
+        }
+        Ok(fabric)
+    }
+
+    /// Tells of an interface how its rings are.
+    ///
+    /// # Panics
+    /// If there is no such interface; so do the next two.
+    pub fn running(&self, interface: InterfaceId) -> Running {
+        self.servers[interface.index()].running()
+    }
+
+    /// What was wrong with an interface.
+    pub fn trouble(&self, interface: InterfaceId) -> Arc<Trouble> {
+        self.shared.plug(interface).trouble.clone()
+    }
+
+    /// From now on tells `watch` of the pages of guest RAM that frames are laid into. Only the first one is taken. To be called before a guest runs.
+    pub fn set_write_watch(&self, interface: InterfaceId, watch: Arc<dyn WriteWatch>) {
+        self.servers[interface.index()].set_write_watch(watch);
+    }
+
+    /// Why frames are handed over no more.
+    pub fn failure(&self) -> Option<String> {
+        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            return Some("its thread has ended: the keeper's log tells more".into());
+        }
+        self.servers.iter().find_map(|server| server.running().failure())
+    }
+
+    /// Its clock.
+    pub fn clock(&self) -> &Arc<Clock> {
+        &self.shared.clock
+    }
+
+    /// From now on hands nothing over. What guests send is still taken.
+    pub fn freeze(&self) {
+        self.shared.state().frozen = true;
+    }
+
+    /// The network as it is, with all that guests were told is sent. To be called while it is frozen and the machines stand still.
+    pub fn snapshot(&self) -> Snapshot {
+        let mut state = self.shared.state();
+        self.shared.take_in(&mut state);
+        Snapshot { world: state.world.clone(), listening: state.listening.clone(), at: self.shared.clock.now() }
+    }
+
+    /// Goes on, and the clock with it if it stands.
+    pub fn thaw(&self) {
+        self.shared.clock.start();
+        self.shared.state().frozen = false;
+        self.shared.turn(None);
+    }
+
+    /// Puts another state into a frozen network. Its clock stands at that instant.
+    ///
+    /// # Panics
+    /// If it is a network of other interfaces.
+    pub fn restore(&self, snapshot: Snapshot) {
+        assert_eq!(snapshot.listening.len(), self.shared.plugs.len(), "a network of as many interfaces");
+        let mut state = self.shared.state();
+        self.shared.inbox().clear();
+        (state.world, state.listening) = (snapshot.world, snapshot.listening);
+        self.shared.clock.set(snapshot.at);
+    }
+
+    /// Changes the cable of an interface, from now on.
+    ///
+    /// # Errors
+    /// No such interface, or a value that cannot be. Then nothing was changed.
+    pub fn change(&self, interface: InterfaceId, change: &Change) -> Result<(), TopologyError> {
+        let now = self.shared.clock.now();
+        let mut state = self.shared.state();
+        self.shared.take_in(&mut state);
+        state.world.set(now, interface, change)?;
+        drop(state);
+        self.shared.turn(None);
+        Ok(())
+    }
+
+    /// Looks at the network as it is now.
+    pub fn look<R>(&self, with: impl FnOnce(&World) -> R) -> R {
+        with(&self.shared.state().world)
+    }
+}
+
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        self.servers.clear();
+        // Cannot fail but for a full counter, which wakes the thread as well.
+        let _ = (&self.shared.ending).write(&1u64.to_ne_bytes());
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the network's thread had panicked");
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn plug(&self, interface: InterfaceId) -> &Plug {
+        &self.plugs[interface.index()]
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nobody panics with the lock")
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Vec<Sent>> {
+        self.inbox.lock().expect("nobody panics with the lock")
+    }
+
+    /// Takes what a guest sends, now. It is seen by the next turn.
+    pub(crate) fn accept(&self, from: InterfaceId, frame: Box<[u8]>) {
+        let mut inbox = self.inbox();
+        // Under the lock, so that they lie there in the order of time.
+        let at = self.clock.now();
+        inbox.push(Sent { at, from, frame });
+    }
+
+    fn take_in(&self, state: &mut State) {
+        let sent = std::mem::take(&mut *self.inbox());
+        sent.iter().for_each(|sent| state.world.send(sent.at, sent.from, &sent.frame));
+    }
+
+    /// Does what there is to do now. The guest of `retry` may have buffers again.
+    pub(crate) fn turn(&self, retry: Option<InterfaceId>) {
+        let mut state = self.state();
+        self.take_in(&mut state);
+        if let Some(interface) = retry {
+            state.world.retry(interface);
+        }
+        if state.frozen {
+            return;
+        }
+        let State { world, listening, receiver, .. } = &mut *state;
+        world.deliver(self.clock.now(), &mut |interface, frame| self.hand_over(interface, frame, listening, receiver));
+        let due = world.next_due().and_then(|at| self.clock.host_time(at));
+        let set = due.map_or_else(|| self.timer.clear(), |at| self.timer.set(at));
+        set.expect("a timer takes every time");
+    }
+
+    /// Hands a frame to a guest. False if it has to wait.
+    fn hand_over(&self, to: InterfaceId, frame: &[u8], listening: &mut [bool], receiver: &mut Receiver) -> bool {
+        let Plug { link, trouble } = self.plug(to);
+        let link = link.lock().expect("nobody panics with the lock").clone();
+        let offer = link.map_or(Offer::Stopped, |link| link.offer(RECEIVE, |ram, chain| receiver.lay(ram, chain, frame, trouble)));
+        let listening = &mut listening[to.index()];
+        *listening |= offer != Offer::Stopped;
+        if !*listening {
+            trouble.count_unheard();
+        }
+        // A ring that stopped will run again; one that never ran has nobody behind it.
+        offer == Offer::Taken || !*listening
+    }
+
+    /// The thread that hands over what becomes due.
+    fn run(&self) {
+        loop {
+            let mut polled = [PollFd::new(&self.ending, PollFlags::IN), PollFd::new(&self.timer, PollFlags::IN)];
+            match poll(&mut polled, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(error = %io::Error::from(error), "the network cannot wait for what is due");
+                    return;
+                }
+            }
+            if !polled[0].revents().is_empty() {
+                return;
+            }
+            if !polled[1].revents().is_empty() {
+                // It is readable until it is set anew.
+                if let Err(error) = self.timer.clear() {
+                    tracing::error!(%error, "the network's timer cannot be cleared");
+                    return;
+                }
+                self.turn(None);
+            }
+        }
+    }
+}

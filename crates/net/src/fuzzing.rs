@@ -1,0 +1,40 @@
+//! What a fuzzer may feed with any bytes: the state of a network. See `fuzz/README.md`.
+
+use crate::{InterfaceId, World};
+use fermata_types::VirtualTime;
+
+/// The state of a network, as a checkpoint keeps it.
+///
+/// Panics if what was read is not the same when it is written and read again, or if frames go uncounted while it goes on to its end.
+pub fn frames(data: &[u8]) {
+    let Ok(mut world) = World::from_bytes(data) else { return };
+    let bytes = world.to_bytes();
+    let again = World::from_bytes(&bytes).expect("what was written can be read");
+    assert_eq!(again.to_bytes(), bytes);
+    let interfaces = (0..world.topology().interfaces.len() as u32).map(InterfaceId);
+    let missing = |world: &World, interface| {
+        let counters = world.counters(interface).expect("an interface of its topology")[0];
+        let ends = counters.arrived.frames + counters.dropped.total() + world.in_flight(interface).expect("the same interface")[0];
+        (counters.sent.frames + counters.duplicated).wrapping_sub(ends)
+    };
+    let before: Vec<_> = interfaces.clone().map(|interface| missing(&world, interface)).collect();
+    for interface in interfaces.clone() {
+        world.send(VirtualTime::from_ns(0), interface, &[interface.0 as u8; 60]);
+    }
+    world.deliver(VirtualTime::from_ns(u64::MAX), &mut |interface, _| interface.0 & 1 == 0);
+    assert!(world.next_due().is_none_or(|due| due.ns == u64::MAX));
+    let after: Vec<_> = interfaces.map(|interface| missing(&world, interface)).collect();
+    assert_eq!(before, after);
+}
+
+#[cfg(test)]
+#[path = "../../../fuzz/replay.rs"]
+mod replay;
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_network_may_be_made_of_any_bytes() {
+        super::replay::replay("frames", 5_000, super::frames);
+    }
+}

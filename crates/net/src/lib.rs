@@ -1,0 +1,43 @@
+//! The network of an experiment: links and switches between the interfaces of its machines.
+//!
+//! - [`topology`]: which interfaces there are, and what connects them
+//! - `world`: [`World`], the network as a value in virtual time
+//! - `direction`: one direction of a cable; `codel`: its active queue discipline; `switch`: a switch's table
+//! - `change`: changes of a live link; `counters`: what was counted; `random`: seeded randomness
+//! - `state`: a network as bytes and back
+//! - [`clock`]: virtual time, made of the host's
+//! - [`fabric`]: the network at work: a server for each interface, and a thread that hands frames over when they are due
+//! - `device`: an interface as a guest's driver sees it
+//! - [`part`]: the network as a part of an experiment
+//! - `fuzzing`: what fuzzers call, only with that feature
+//!
+//! **A frame** is taken out of a guest's memory by `device`, waits in the fabric's inbox until somebody has the lock of the [`World`], goes through it in virtual
+//! time, and is laid into the receiver's memory.
+//!
+//! This room knows no machine but by name, and no clock but the one that it is handed.
+
+mod change;
+pub mod clock;
+mod codel;
+mod counters;
+mod device;
+mod direction;
+pub mod fabric;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
+pub mod part;
+mod random;
+mod state;
+mod switch;
+pub mod topology;
+mod world;
+
+pub use change::{Change, Reshape};
+pub use clock::Clock;
+pub use counters::{Counters, Dropped, Traffic};
+pub use fabric::{Fabric, NicOptions, Snapshot, Trouble};
+pub use part::{NetworkDetails, NetworkPart, WORLD};
+pub use state::Unreadable;
+pub use topology::{Chance, Discipline, Interface, InterfaceId, Lan, Link, Mac, ParseMacError, Port, Shape, Topology, TopologyError};
+pub use world::World;

@@ -1,0 +1,108 @@
+//! The network as a part of an experiment.
+
+use crate::{Fabric, Unreadable, World, fabric::Snapshot};
+use fermata_checkpoint::{Captured, Failure, Outcome, Part, Saved};
+use fermata_types::{BlobName, PageCounts, PartKind, PartState, VirtualTime};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// The name of the blob in a network's [`PartState`]: what [`World::to_bytes`] writes.
+pub const WORLD: &str = "world";
+
+/// What a checkpoint keeps of a network besides the frames in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkDetails {
+    /// The instant, in virtual time.
+    pub time_virtual: VirtualTime,
+    /// By interface: whether the guest's driver has once begun to listen.
+    pub listening: Vec<bool>,
+}
+
+impl Snapshot {
+    /// The network in a checkpoint: its part's state, and the bytes of its blob [`WORLD`].
+    ///
+    /// # Errors
+    /// What is there is no network, or one of another number of interfaces than its details.
+    pub fn from_state(state: &PartState, bytes: &[u8]) -> Result<Self, Unreadable> {
+        let details: NetworkDetails = serde_json::from_value(state.details.clone()).map_err(Unreadable::new)?;
+        let world = World::from_bytes(bytes)?;
+        if world.topology().interfaces.len() != details.listening.len() {
+            return Err(Unreadable::new("its details are those of another network"));
+        }
+        Ok(Self { world, listening: details.listening, at: details.time_virtual })
+    }
+}
+
+/// A network as a part of an experiment. It is frozen before the machines stop and thawed after they go on; the experiment's clock, which it reads, is to be
+/// stopped and started with the machines. If nobody does, it stands from the capture to the thaw.
+///
+/// `S` is where states are written; `put` puts a blob there.
+pub struct NetworkPart<S> {
+    name: String,
+    fabric: Arc<Fabric>,
+    put: fn(&mut S, &[u8]) -> Result<BlobName, Failure>,
+}
+
+impl<S> NetworkPart<S> {
+    /// A part over a network at work.
+    pub fn new(name: impl Into<String>, fabric: Arc<Fabric>, put: fn(&mut S, &[u8]) -> Result<BlobName, Failure>) -> Self {
+        Self { name: name.into(), fabric, put }
+    }
+}
+
+struct CapturedNetwork<S> {
+    name: String,
+    snapshot: Snapshot,
+    put: fn(&mut S, &[u8]) -> Result<BlobName, Failure>,
+}
+
+impl<S> Captured<S> for CapturedNetwork<S> {
+    fn save(self: Box<Self>, storage: &mut S) -> Result<Saved, Failure> {
+        let Snapshot { world, listening, at } = self.snapshot;
+        let blob = (self.put)(storage, &world.to_bytes())?;
+        let state = PartState {
+            name: self.name,
+            kind: PartKind::Network,
+            tables: BTreeMap::new(),
+            blobs: BTreeMap::from([(WORLD.to_owned(), blob)]),
+            details: serde_json::to_value(NetworkDetails { time_virtual: at, listening })?,
+        };
+        Ok(Saved { state, pages: PageCounts::default(), composition: None })
+    }
+}
+
+impl<S: 'static> Part<S> for NetworkPart<S> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> PartKind {
+        PartKind::Network
+    }
+
+    fn prepare(&mut self, _storage: &mut S) -> Result<(), Failure> {
+        match self.fabric.failure() {
+            Some(failure) => {
+                Err(format!("the network is served no more ({failure}): `fermata goto` the last checkpoint brings it back").into())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn freeze(&mut self) -> Result<(), Failure> {
+        self.fabric.freeze();
+        Ok(())
+    }
+
+    fn capture(&mut self) -> Result<Box<dyn Captured<S>>, Failure> {
+        self.fabric.clock().stop();
+        Ok(Box::new(CapturedNetwork { name: self.name.clone(), snapshot: self.fabric.snapshot(), put: self.put }))
+    }
+
+    fn thaw(&mut self) -> Result<(), Failure> {
+        self.fabric.thaw();
+        Ok(())
+    }
+
+    fn settle(&mut self, _outcome: Outcome<'_>) {}
+}

@@ -1,0 +1,239 @@
+//! A network as bytes and back: `docs/formats/network.md`. Bytes may come from anywhere.
+
+use crate::{
+    codel::Codel,
+    counters::{Counters, Dropped, Traffic},
+    direction::{Direction, Flying, Frame, LANDED_MAX, Waiting},
+    random::Random,
+    switch::{Station, Switch},
+    topology::{Mac, Topology},
+    world::World,
+};
+
+const MAGIC: &[u8; 8] = b"FERMANET";
+const VERSION: u32 = 1;
+/// Bytes of the topology in JSON: some hundred an interface.
+const TOPOLOGY_MAX: usize = 8 << 20;
+/// Counts above this are not from counting.
+const COUNT_MAX: u64 = u64::MAX >> 8;
+
+/// Bytes that are no network.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the state of the network cannot be read: {0}")]
+pub struct Unreadable(String);
+
+impl Unreadable {
+    pub(crate) fn new(what: impl std::fmt::Display) -> Self {
+        Self(what.to_string())
+    }
+}
+
+impl World {
+    /// All of the network: what is connected how, every frame with the time at which it is due, the state of every generator, what the
+    /// switches learned, the counts.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let topology = serde_json::to_vec(&self.topology()).expect("names and numbers can be written as JSON");
+        let mut bytes = Vec::new();
+        bytes.extend(MAGIC);
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend((topology.len() as u32).to_le_bytes());
+        bytes.extend(topology);
+        numbers(&mut bytes, &[self.seed, self.now]);
+        self.directions.iter().for_each(|direction| write_direction(&mut bytes, direction));
+        self.switches.iter().for_each(|switch| write_switch(&mut bytes, switch));
+        bytes
+    }
+
+    /// The network that [`to_bytes`](Self::to_bytes) wrote down.
+    ///
+    /// # Errors
+    /// Bytes that no network writes: broken ones, another version's, more than a network may hold.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, Unreadable> {
+        let mut reader = Reader(bytes);
+        if reader.array()? != *MAGIC {
+            return unreadable("it does not begin as one");
+        }
+        let version = reader.u32()?;
+        if version != VERSION {
+            return unreadable(format!("it has version {version}, and this program reads version {VERSION}"));
+        }
+        let length = reader.u32()? as usize;
+        if length > TOPOLOGY_MAX {
+            return unreadable(format!("a topology of {length} bytes"));
+        }
+        let topology: Topology = serde_json::from_slice(reader.take(length)?).map_err(|error| Unreadable(error.to_string()))?;
+        let seed = reader.u64()?;
+        let mut world = World::new(&topology, seed).map_err(|error| Unreadable(error.to_string()))?;
+        world.now = reader.u64()?;
+        for (index, direction) in world.directions.iter_mut().enumerate() {
+            read_direction(&mut reader, direction)?;
+            direction.random = Random::new(seed, index as u64, reader.u64()?);
+        }
+        for (switch, lan) in world.switches.iter_mut().zip(&topology.lans) {
+            read_switch(&mut reader, switch, lan.ports.len() as u32)?;
+        }
+        if !reader.0.is_empty() {
+            return unreadable(format!("{} bytes follow its end", reader.0.len()));
+        }
+        if !world.take_up() {
+            return unreadable("its frames are more than a network holds");
+        }
+        Ok(world)
+    }
+}
+
+fn write_direction(bytes: &mut Vec<u8>, direction: &Direction) {
+    let Direction { up, codel, counters, free_at, fraction, last_due, .. } = direction;
+    bytes.push(u8::from(*up) | u8::from(codel.dropping) << 1);
+    numbers(bytes, &[*free_at, *fraction, *last_due, codel.first_above, codel.drop_next]);
+    bytes.extend(codel.count.to_le_bytes());
+    bytes.extend(codel.last_count.to_le_bytes());
+    numbers(bytes, &counts(counters));
+    let waiting = direction.queue.frames().iter().map(|waiting| (waiting.since, &waiting.frame));
+    write_frames(bytes, waiting);
+    write_frames(bytes, direction.flying.iter().map(|flying| (flying.due, &flying.frame)));
+    write_frames(bytes, direction.landed.iter().map(|frame| (0, frame)));
+    numbers(bytes, &[direction.random.position()]);
+}
+
+fn read_direction(reader: &mut Reader, direction: &mut Direction) -> Result<(), Unreadable> {
+    let flags = reader.u8()?;
+    direction.up = flags & 1 != 0;
+    [direction.free_at, direction.fraction, direction.last_due] = reader.u64s()?;
+    let [first_above, drop_next] = reader.u64s()?;
+    let [count, last_count] = [reader.u32()?, reader.u32()?];
+    direction.codel = Codel { dropping: flags & 2 != 0, first_above, drop_next, count, last_count };
+    direction.counters = counted(reader.u64s()?);
+    if flags > 3 || counts(&direction.counters).iter().any(|count| *count > COUNT_MAX) {
+        return unreadable("flags or counts that cannot be");
+    }
+    if direction.fraction >= direction.shape.rate.unwrap_or(1) {
+        return unreadable("a transmitter that is more than a nanosecond behind");
+    }
+    let allowed = |frame: &Frame| if direction.allows(frame.len()) { Ok(()) } else { unreadable("a frame too short or too long") };
+    let queue = reader.frames(allowed)?;
+    let flying = reader.frames(allowed)?;
+    let landed = reader.frames(allowed)?;
+    if !flying.is_sorted_by_key(|(due, _)| *due) || landed.len() > LANDED_MAX || landed.iter().any(|(time, _)| *time != 0) {
+        return unreadable("frames in an order or a number that cannot be");
+    }
+    queue.into_iter().for_each(|(since, frame)| direction.queue.push(Waiting { since, frame }));
+    direction.flying = flying.into_iter().map(|(due, frame)| Flying { due, frame }).collect();
+    direction.landed = landed.into_iter().map(|(_, frame)| frame).collect();
+    Ok(())
+}
+
+fn write_frames<'f>(bytes: &mut Vec<u8>, frames: impl ExactSizeIterator<Item = (u64, &'f Frame)>) {
+    bytes.extend((frames.len() as u32).to_le_bytes());
+    for (time, frame) in frames {
+        bytes.extend(time.to_le_bytes());
+        bytes.extend((frame.len() as u16).to_le_bytes());
+        bytes.extend(&**frame);
+    }
+}
+
+fn write_switch(bytes: &mut Vec<u8>, switch: &Switch) {
+    numbers(bytes, &[switch.swept]);
+    bytes.extend((switch.stations.len() as u32).to_le_bytes());
+    for (mac, station) in &switch.stations {
+        bytes.extend(mac.0);
+        bytes.extend(station.port.to_le_bytes());
+        bytes.extend(station.heard.to_le_bytes());
+    }
+}
+
+fn read_switch(reader: &mut Reader, switch: &mut Switch, ports: u32) -> Result<(), Unreadable> {
+    let swept = reader.u64()?;
+    // So that nothing is swept out while it is read.
+    switch.swept = u64::MAX;
+    let mut last = None;
+    for _ in 0..reader.u32()? {
+        let mac = Mac(reader.array()?);
+        let Station { port, heard } = Station { port: reader.u32()?, heard: reader.u64()? };
+        if last >= Some(mac) || mac.is_group() || port >= ports || !switch.learn(heard, port, mac) {
+            return unreadable("a switch that learned what it cannot");
+        }
+        last = Some(mac);
+    }
+    switch.swept = swept;
+    Ok(())
+}
+
+fn counts(counters: &Counters) -> [u64; 14] {
+    let Counters { sent, arrived, dropped, duplicated, reordered } = *counters;
+    let Dropped { runt, giant, down, loss, queue, discipline, memory, receiver } = dropped;
+    let Traffic { frames, bytes } = sent;
+    [frames, bytes, arrived.frames, arrived.bytes, runt, giant, down, loss, queue, discipline, memory, receiver, duplicated, reordered]
+}
+
+fn counted(counts: [u64; 14]) -> Counters {
+    let [frames, bytes, arrived, arrived_bytes, runt, giant, down, loss, queue, discipline, memory, receiver, duplicated, reordered] =
+        counts;
+    Counters {
+        sent: Traffic { frames, bytes },
+        arrived: Traffic { frames: arrived, bytes: arrived_bytes },
+        dropped: Dropped { runt, giant, down, loss, queue, discipline, memory, receiver },
+        duplicated,
+        reordered,
+    }
+}
+
+fn numbers(bytes: &mut Vec<u8>, numbers: &[u64]) {
+    numbers.iter().for_each(|number| bytes.extend(number.to_le_bytes()));
+}
+
+/// What is left to read.
+struct Reader<'b>(&'b [u8]);
+
+impl<'b> Reader<'b> {
+    fn take(&mut self, count: usize) -> Result<&'b [u8], Unreadable> {
+        let Some((taken, rest)) = self.0.split_at_checked(count) else { return unreadable("it ends too early") };
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Unreadable> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+
+    fn u8(&mut self) -> Result<u8, Unreadable> {
+        self.array().map(u8::from_le_bytes)
+    }
+
+    fn u16(&mut self) -> Result<u16, Unreadable> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, Unreadable> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, Unreadable> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn u64s<const N: usize>(&mut self) -> Result<[u64; N], Unreadable> {
+        let mut numbers = [0; N];
+        numbers.iter_mut().try_for_each(|number| self.u64().map(|read| *number = read))?;
+        Ok(numbers)
+    }
+
+    /// A count, then frames with a time each. The list grows as it is read: the count alone takes no memory.
+    fn frames(&mut self, allowed: impl Fn(&Frame) -> Result<(), Unreadable>) -> Result<Vec<(u64, Frame)>, Unreadable> {
+        let mut frames = Vec::new();
+        for _ in 0..self.u32()? {
+            let time = self.u64()?;
+            let length = self.u16()?.into();
+            let frame: Frame = self.take(length)?.into();
+            allowed(&frame)?;
+            frames.push((time, frame));
+        }
+        Ok(frames)
+    }
+}
+
+fn unreadable<T>(what: impl Into<String>) -> Result<T, Unreadable> {
+    Err(Unreadable(what.into()))
+}

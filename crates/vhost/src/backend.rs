@@ -1,0 +1,72 @@
+//! What is served behind the rings: the seam between this room and those of the devices.
+
+use crate::{GuestRam, Link};
+use std::{
+    fmt::Display,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// A chain of descriptors that the driver has offered: one request, or the room for one answer.
+pub type Chain<'a> = virtio_queue::DescriptorChain<&'a GuestRam>;
+
+/// What a server serves. It outlives connections; a [`Device`] lives as long as one.
+pub trait Backend: Send + Sync {
+    /// The virtio features that are offered, as bits; those of the protocol come on top.
+    fn features(&self) -> u64;
+
+    /// The configuration space. None: the front end has its own.
+    fn config(&self) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// How many rings there are at most.
+    fn rings(&self) -> usize;
+
+    /// Whether the driver lays empty buffers into this ring, for what the device has to say by itself. Nobody serves such a ring: it is filled by
+    /// [`Link::offer`].
+    fn is_inbound(&self, _ring: usize) -> bool {
+        false
+    }
+
+    /// A device without a request in its hands, for a front end that has just connected.
+    fn device(&self) -> Box<dyn Device>;
+
+    /// A front end has connected; all its rings are stopped yet.
+    fn connected(&self, _link: &Arc<Link>) {}
+
+    /// The front end is gone.
+    fn disconnected(&self) {}
+
+    /// The worker has served what there was, or the driver has kicked an inbound ring. Called by the worker without any lock.
+    fn served(&self) {}
+}
+
+/// What became of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Handled {
+    /// It is done, well or badly; so many bytes of its buffers were written.
+    Done(u32),
+    /// The host has no space for it. It can be tried again as if nothing had happened.
+    Starved,
+    /// It was left half way, for somebody waits who goes first. Done again from the start, it ends as if it had never been left.
+    Interrupted,
+}
+
+/// Takes requests, one after the other.
+pub trait Device: Send {
+    /// Serves one request of a ring. A long one asks now and then whether to `yield_now`.
+    fn handle(&mut self, ring: usize, ram: &GuestRam, chain: Chain<'_>, yield_now: &dyn Fn() -> bool) -> Handled;
+
+    /// Notes that the driver has made a ring unusable.
+    fn note_unusable(&mut self, error: &dyn Display);
+}
+
+/// Counts one more. The count, if it is worth a line in the log: a guest that does wrong a million times must not fill the log's disk, so each line says twice as
+/// many as the one before.
+pub fn worth_telling(counter: &AtomicU64) -> Option<u64> {
+    let count = counter.fetch_add(1, Ordering::Relaxed) + 1;
+    count.is_power_of_two().then_some(count)
+}
