@@ -113,7 +113,7 @@ impl Body {
     }
 
     /// Lets all machines go on together that were paused. If there is none, all of them are asked, and say why not.
-    pub(crate) fn resume(&self) -> Result<()> {
+    pub fn resume(&self) -> Result<()> {
         let paused: Vec<_> = self.machines.iter().zip(self.statuses()).filter(|(_, status)| *status == Status::Paused).collect();
         let chosen: Vec<_> =
             if paused.is_empty() { self.machines.iter().collect() } else { paused.into_iter().map(|(body, _)| body).collect() };
