@@ -14,6 +14,7 @@ mod housekeeping;
 mod instants;
 mod kills;
 mod kvm;
+mod machines;
 mod matrix;
 mod metrics;
 mod page_map;
