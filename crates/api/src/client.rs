@@ -128,7 +128,7 @@ impl Service for Client {
         self.get("status", STATUS_TIME_MAX)
     }
 
-    fn checkpoint(&self, request: CheckpointRequest) -> Result<Checkpoint, Problem> {
+    fn checkpoint(&self, request: CheckpointRequest, _: &dyn Fn() -> bool) -> Result<Checkpoint, Problem> {
         self.post("checkpoint", &request)
     }
 

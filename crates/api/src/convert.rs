@@ -1,10 +1,10 @@
 //! From what the rooms below know to what people and programs are told.
 
 use crate::values;
-use fermata_experiment::{Run, Status};
+use fermata_experiment::{MachineBody, Run, Status};
 use fermata_store::Cost;
 use fermata_timeline::{Change, Entry, Resumed};
-use fermata_types::{CheckpointId, PAGE_SIZE};
+use fermata_types::{CheckpointId, MachineId, PAGE_SIZE};
 use std::time::Duration;
 
 /// Stretches of differing pages that are listed; the rest is in the counts.
@@ -37,6 +37,11 @@ pub(crate) fn checkpoint(entry: Entry) -> values::Checkpoint {
         time_virtual_ns: record.time_virtual_ns,
         saved_bytes: saved_bytes(&record.cost),
         pause_ms: from_ns(record.cost.pause_ns),
+        skew: record.cost.skew.map(|skew| values::Skew {
+            stop_ms: from_ns(skew.stop_ns),
+            resume_ms: from_ns(skew.resume_ns),
+            time_ms: from_ns(skew.time_ns),
+        }),
         steps_ms: record.cost.steps_ns.into_iter().map(|(step, ns)| (step, from_ns(ns))).collect(),
         save_ms: from_ns(record.cost.save_ns),
         stored_bytes: record.cost.stored_bytes,
@@ -95,8 +100,20 @@ pub(crate) fn difference(a: &Entry, b: &Entry, changes: Vec<Change>) -> values::
 /// A run as it is now. Asks QEMU what the guest does, unless `quietly`.
 pub(crate) fn run(run: &Run, quietly: bool) -> values::Run {
     let (body, standing) = (run.body(), run.standing());
-    let machine = body.machine();
-    let (state, reason) = match (!quietly).then(|| machine.status()) {
+    let statuses = if quietly { Vec::new() } else { body.statuses() };
+    let machine = |(index, of): (usize, &MachineBody)| machine(of, standing.machines.get(of.name()).copied(), statuses.get(index).cloned());
+    values::Run {
+        name: run.name().to_owned(),
+        branch: standing.branch.clone(),
+        head: standing.head,
+        time_virtual_ns: Some(run.time_virtual().ns),
+        machines: body.machines().iter().enumerate().map(machine).collect(),
+    }
+}
+
+/// A machine as it is now; without a status, nobody asked.
+fn machine(body: &MachineBody, id: Option<MachineId>, status: Option<Status>) -> values::Machine {
+    let (state, reason) = match status {
         None => (values::MachineState::Gone, None),
         Some(Status::Running) => (values::MachineState::Running, None),
         Some(Status::Paused) => (values::MachineState::Paused, None),
@@ -104,30 +121,26 @@ pub(crate) fn run(run: &Run, quietly: bool) -> values::Run {
         Some(Status::Failed(why)) => (values::MachineState::Failed, Some(format!("QEMU stopped the guest, which cannot go on ({why})"))),
         Some(Status::Gone(why)) => (values::MachineState::Gone, Some(why)),
     };
+    let machine = body.machine();
     let config = machine.config();
     let missing = machine.paging().filter(|paging| !paging.complete);
-    values::Run {
-        name: run.name().to_owned(),
-        branch: standing.branch,
-        head: standing.head,
-        machines: vec![values::Machine {
-            name: config.name.clone(),
-            id: standing.machine,
-            state,
-            reason,
-            starved: body.starved(),
-            pid: machine.pid(),
-            memory_bytes: config.memory,
-            cpus: config.cpus,
-            accel: match config.accel {
-                fermata_experiment::Accel::Kvm => "kvm".to_owned(),
-                fermata_experiment::Accel::Tcg => "tcg".to_owned(),
-            },
-            machine_type: config.machine_type.clone(),
-            console: machine.place().console_socket(),
-            console_log: machine.place().console_log(),
-            pages_missing: missing.map(|paging| paging.wanted.saturating_sub(paging.restored)),
-        }],
+    values::Machine {
+        name: config.name.clone(),
+        id: id.unwrap_or(machine.id()),
+        state,
+        reason,
+        starved: body.starved(),
+        pid: machine.pid(),
+        memory_bytes: config.memory,
+        cpus: config.cpus,
+        accel: match config.accel {
+            fermata_experiment::Accel::Kvm => "kvm".to_owned(),
+            fermata_experiment::Accel::Tcg => "tcg".to_owned(),
+        },
+        machine_type: config.machine_type.clone(),
+        console: machine.place().console_socket(),
+        console_log: machine.place().console_log(),
+        pages_missing: missing.map(|paging| paging.wanted.saturating_sub(paging.restored)),
     }
 }
 

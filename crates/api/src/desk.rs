@@ -5,12 +5,13 @@ use crate::{
     metrics, paths,
     service::Service,
     values::{
-        Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ExperimentState, ForkRequest,
-        GotoRequest, Metric, Problem, Resumed, Run, RunRequest,
+        self, Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ExperimentState, ForkRequest,
+        GotoRequest, Metric, Problem, Resumed, RunRequest,
     },
 };
-use fermata_experiment::Status;
+use fermata_experiment::{Asked, Body, MachineBody, Run, Status, When};
 use fermata_timeline::{Fork, Keeper, history};
+use fermata_types::VirtualTime;
 use std::{
     fs,
     sync::{Arc, mpsc},
@@ -58,14 +59,13 @@ impl Service for Desk {
         Ok(self.experiment(false))
     }
 
-    fn checkpoint(&self, request: CheckpointRequest) -> Result<Checkpoint, Problem> {
-        let run = request.run.as_deref();
-        let taken = if request.paranoid {
-            self.keeper.checkpoint_paranoid(run, request.message)
-        } else {
-            self.keeper.checkpoint(run, request.message)
-        };
-        let (id, _) = taken.map_err(problem)?;
+    fn checkpoint(&self, request: CheckpointRequest, wanted: &dyn Fn() -> bool) -> Result<Checkpoint, Problem> {
+        let when = request.when.map(|when| match when {
+            values::When::AfterNs(ns) => When::After(Duration::from_nanos(ns)),
+            values::When::AtNs(ns) => When::At(VirtualTime::from_ns(ns)),
+        });
+        let asked = Asked { message: request.message, paranoid: request.paranoid, when, in_turn: false };
+        let (id, _) = self.keeper.checkpoint_as(request.run.as_deref(), asked, wanted).map_err(problem)?;
         Ok(convert::checkpoint(history::entry(self.keeper.host().store(), id).map_err(problem)?))
     }
 
@@ -82,13 +82,13 @@ impl Service for Desk {
         Ok(convert::resumed(resumed))
     }
 
-    fn pause(&self, request: RunRequest) -> Result<Run, Problem> {
+    fn pause(&self, request: RunRequest) -> Result<values::Run, Problem> {
         let run = self.keeper.run(request.run.as_deref()).map_err(problem)?;
         run.pause().map_err(problem)?;
         Ok(convert::run(&run, false))
     }
 
-    fn resume(&self, request: RunRequest) -> Result<Run, Problem> {
+    fn resume(&self, request: RunRequest) -> Result<values::Run, Problem> {
         let run = self.keeper.run(request.run.as_deref()).map_err(problem)?;
         run.resume().map_err(problem)?;
         Ok(convert::run(&run, false))
@@ -101,26 +101,27 @@ impl Service for Desk {
         };
         let run = self.keeper.run(run.filter(|run| !run.is_empty())).map_err(problem)?;
         let mut body = run.body();
-        let name = body.machine().config().name.clone();
-        if !machine.is_empty() && machine != name.as_str() {
-            return Err(Problem::new(format!("run {} has no machine \"{machine}\"; it has {name}", run.name())));
-        }
-        if body.machine().config().deterministic {
+        let name = which(&run, &body, machine)?;
+        let of = |body: &Body| body.machines().iter().find(|of| of.name() == name).map(|of| of.machine().clone());
+        let gone = || Problem::new(format!("run {} has no machine {name} any more", run.name()));
+        let mut machine = of(&body).ok_or_else(gone)?;
+        if machine.config().deterministic {
             return Err(Problem::new(format!("{name} is deterministic: nothing comes into it from outside, so it has no guest agent")));
         }
         let wait = Duration::from_millis(request.wait_ms);
-        if body.machine().status() == Status::Paused {
+        if machine.status() == Status::Paused {
             return Err(Problem::new(format!("{name} is paused, and would never answer: `fermata resume {}` lets it go on", run.name())));
         }
         // Who waits for a machine that is taken to another checkpoint meanwhile goes with it.
-        while let Err(error) = body.machine().agent().reach(wait, wanted) {
+        while let Err(error) = machine.agent().reach(wait, wanted) {
             let now = run.body();
             if Arc::ptr_eq(&now, &body) {
                 return Err(problem(error));
             }
+            machine = of(&now).ok_or_else(gone)?;
             body = now;
         }
-        let done = body.machine().agent().execute_while(&request.command, request.input.as_deref(), wait, wanted).map_err(problem)?;
+        let done = machine.agent().execute_while(&request.command, request.input.as_deref(), wait, wanted).map_err(problem)?;
         Ok(Executed {
             machine: format!("{}:{name}", run.name()),
             status: done.status,
@@ -147,5 +148,16 @@ impl Service for Desk {
 
     fn metrics(&self) -> Result<Vec<Metric>, Problem> {
         Ok(metrics::of(&self.experiment(false), &self.keeper))
+    }
+}
+
+/// The name of the machine that is meant: the one named, or the only one.
+fn which(run: &Run, body: &Body, machine: &str) -> Result<String, Problem> {
+    let names: Vec<_> = body.machines().iter().map(MachineBody::name).collect();
+    match (names.as_slice(), machine) {
+        ([only], "") => Ok((*only).to_owned()),
+        (several, "") => Err(Problem::new(format!("run {} has several machines: say which of {}", run.name(), several.join(", ")))),
+        (names, machine) if names.contains(&machine) => Ok(machine.to_owned()),
+        (names, machine) => Err(Problem::new(format!("run {} has no machine \"{machine}\"; it has {}", run.name(), names.join(", ")))),
     }
 }

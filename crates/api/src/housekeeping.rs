@@ -102,7 +102,13 @@ mod tests {
 
     #[test]
     fn what_a_run_grows_does_not_go_as_a_whole() {
-        let run = |name: &str, branch: &str| Run { name: name.into(), branch: branch.into(), head: None, machines: vec![] };
+        let run = |name: &str, branch: &str| Run {
+            name: name.into(),
+            branch: branch.into(),
+            head: None,
+            time_virtual_ns: None,
+            machines: vec![],
+        };
         let experiment = |name: &str, state| Experiment {
             name: name.into(),
             state,

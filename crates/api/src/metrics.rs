@@ -17,10 +17,15 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// The figures of a keeper, which is this process.
 pub(crate) fn of(experiment: &Experiment, keeper: &Keeper) -> Vec<Metric> {
     let tally = keeper.counted_so_far();
-    let paging = keeper.runs().iter().filter_map(|run| Some((run.name().to_owned(), run.body().machine().paging()?.touched))).collect();
+    let mut touched = BTreeMap::new();
+    for run in keeper.runs() {
+        for body in run.body().machines() {
+            touched.extend(body.machine().paging().map(|paging| ((run.name().to_owned(), body.name().to_owned()), paging.touched)));
+        }
+    }
     let mut metrics = about_keeper(experiment, &Process::of(std::process::id()));
     metrics.extend(about_journeys(experiment, &tally));
-    metrics.extend(about_machines(experiment, &paging));
+    metrics.extend(about_machines(experiment, &touched));
     metrics.extend(about_checkpoints(experiment, &tally));
     metrics
 }
@@ -149,8 +154,8 @@ const STATES: [(MachineState, &str); 5] = [
     (MachineState::Gone, "gone"),
 ];
 
-/// `touched`: by run, the pages that its guest had to wait for since it was last restored.
-fn about_machines(experiment: &Experiment, touched: &BTreeMap<String, u64>) -> Vec<Metric> {
+/// `touched`: by run and machine, the pages that the guest had to wait for since it was last restored.
+fn about_machines(experiment: &Experiment, touched: &BTreeMap<(String, String), u64>) -> Vec<Metric> {
     let gauge = |name: &str, help: &str| Metric::new(name, MetricKind::Gauge, help);
     let mut state = gauge("machine_state", "1 for the state that the machine is in, 0 for the others.");
     let mut starved = gauge("machine_starved_disks", "Disks whose writes wait for space in the store's file system.");
@@ -166,7 +171,7 @@ fn about_machines(experiment: &Experiment, touched: &BTreeMap<String, u64>) -> V
         }
         starved.add(of, machine.starved.len() as f64);
         missing.add(of, machine.pages_missing.unwrap_or(0) as f64);
-        waited.add(of, touched.get(&run.name).copied().unwrap_or(0) as f64);
+        waited.add(of, touched.get(&(run.name.clone(), machine.name.clone())).copied().unwrap_or(0) as f64);
         memory.add(of, machine.memory_bytes as f64);
         resident.add(of, Process::of(machine.pid).resident_bytes as f64);
     }
@@ -179,6 +184,7 @@ fn about_checkpoints(experiment: &Experiment, tally: &Tally) -> Vec<Metric> {
     let mut failed = Metric::new("checkpoint_failures_total", Counter, "Checkpoints that failed.");
     let mut stored = Metric::new("stored_bytes_total", Counter, "Bytes that checkpoints added to the store.");
     let mut pause = Metric::new("pause_seconds", Histogram, "How long the guests stood still for a checkpoint.");
+    let mut skew = Metric::new("skew_seconds", Histogram, "From the first machine's stop, or going on, to the last one's in a pause.");
     let mut save = Metric::new("save_seconds", Histogram, "How long storing a checkpoint took behind the running guests.");
     let mut steps = Metric::new("pause_step_seconds", Summary, "What the pause was spent on.");
     let mut background =
@@ -188,7 +194,16 @@ fn about_checkpoints(experiment: &Experiment, tally: &Tally) -> Vec<Metric> {
         Metric::new("duplicate_pages_total", Counter, "Known pages: put before in the same checkpoint, or by an earlier one.");
     for (
         run,
-        RunTally { failed: failures, pause: pauses, save: saves, steps: pause_steps, background: around, pages: parts, stored_bytes },
+        RunTally {
+            failed: failures,
+            pause: pauses,
+            skew: skews,
+            save: saves,
+            steps: pause_steps,
+            background: around,
+            pages: parts,
+            stored_bytes,
+        },
     ) in &tally.runs
     {
         let of: Labels<'_> = &[("experiment", &experiment.name), ("run", run)];
@@ -196,6 +211,9 @@ fn about_checkpoints(experiment: &Experiment, tally: &Tally) -> Vec<Metric> {
         failed.add(of, *failures as f64);
         stored.add(of, *stored_bytes as f64);
         pause.histogram(of, pauses);
+        for (of_what, histogram) in ["stop", "resume"].into_iter().zip(skews).filter(|(_, histogram)| histogram.count() > 0) {
+            skew.histogram(&[of, &[("of", of_what)]].concat(), histogram);
+        }
         save.histogram(of, saves);
         add_steps(&mut steps, of, pause_steps);
         add_steps(&mut background, of, around);
@@ -203,7 +221,7 @@ fn about_checkpoints(experiment: &Experiment, tally: &Tally) -> Vec<Metric> {
             add_pages(&mut pages, &mut duplicates, &[of, &[("part", part)]].concat(), counts);
         }
     }
-    vec![taken, failed, stored, pause, save, steps, background, pages, duplicates]
+    vec![taken, failed, stored, pause, skew, save, steps, background, pages, duplicates]
 }
 
 fn add_steps(metric: &mut Metric, of: Labels<'_>, steps: &Steps) {

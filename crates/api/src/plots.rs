@@ -239,6 +239,7 @@ mod tests {
             created: String::new(),
             time_virtual_ns: u64::from(number) * 1_000_000_000,
             pause_ms: 5.0,
+            skew: None,
             steps_ms: steps(1.0),
             save_ms: 0.0,
             stored_bytes: 1 << 19,

@@ -18,8 +18,9 @@ pub trait Service: Send + Sync {
     /// What the experiment does now.
     fn status(&self) -> Result<Experiment, Problem>;
 
-    /// Takes a checkpoint and stores it. A failure leaves the guests running.
-    fn checkpoint(&self, request: CheckpointRequest) -> Result<Checkpoint, Problem>;
+    /// Takes a checkpoint and stores it. A failure leaves the guests running. One that is to come is waited for as long as it is `wanted`, which is asked
+    /// now and then.
+    fn checkpoint(&self, request: CheckpointRequest, wanted: &dyn Fn() -> bool) -> Result<Checkpoint, Problem>;
 
     /// Takes a run to a checkpoint. If that fails the run goes on where it was.
     fn goto(&self, request: GotoRequest) -> Result<Resumed, Problem>;

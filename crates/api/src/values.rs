@@ -35,6 +35,9 @@ pub struct Checkpoint {
     pub time_virtual_ns: u64,
     /// How long the guests stood still.
     pub pause_ms: f64,
+    /// How far apart the machines were in the pause; none where there was one, or where nobody measured it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skew: Option<Skew>,
     /// What the pause was spent on, by part and step.
     pub steps_ms: BTreeMap<String, f64>,
     /// How long it took, behind the guests, to store.
@@ -59,6 +62,17 @@ pub struct Checkpoint {
     pub parts: Vec<Part>,
     /// Golden images that it stands on.
     pub images: Vec<ImageId>,
+}
+
+/// How far apart machines were that should do the same at the same time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Skew {
+    /// From the first machine's stop to the last one's.
+    pub stop_ms: f64,
+    /// From the first machine's going on to the last one's. Who is ahead in virtual time goes on later by as much.
+    pub resume_ms: f64,
+    /// Between the virtual times at which machines stand in the checkpoint.
+    pub time_ms: f64,
 }
 
 /// Bytes of written pages that each sieve kept out of the store.
@@ -109,7 +123,7 @@ pub struct FreeSpace {
     pub unclear: Option<String>,
 }
 
-/// Asks for a checkpoint now.
+/// Asks for a checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointRequest {
     /// Of which run; needed only if there are several.
@@ -119,6 +133,19 @@ pub struct CheckpointRequest {
     /// Look at the content of each page that would be taken as known, and fail if one is not what it was taken for.
     #[serde(default)]
     pub paranoid: bool,
+    /// The instant of virtual time; none: now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub when: Option<When>,
+}
+
+/// An instant of a run's virtual time that is to come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum When {
+    /// So many nanoseconds after the request.
+    AfterNs(u64),
+    /// When it is that time.
+    AtNs(u64),
 }
 
 /// Takes a run back (or forward) to a checkpoint.
@@ -236,6 +263,9 @@ pub struct Run {
     pub branch: String,
     /// The checkpoint that it stands on.
     pub head: Option<CheckpointId>,
+    /// Its virtual time now, as far as one can tell from outside; none where nobody told.
+    #[serde(default)]
+    pub time_virtual_ns: Option<u64>,
     /// Its machines.
     pub machines: Vec<Machine>,
 }

@@ -42,7 +42,7 @@ impl Service for Pretender {
         })
     }
 
-    fn checkpoint(&self, request: CheckpointRequest) -> Result<Checkpoint, Problem> {
+    fn checkpoint(&self, request: CheckpointRequest, _: &dyn Fn() -> bool) -> Result<Checkpoint, Problem> {
         Ok(Checkpoint {
             id: CheckpointId([2; 32]),
             parent: None,
@@ -55,6 +55,7 @@ impl Service for Pretender {
             created: "1970-01-01T00:00:00Z".into(),
             time_virtual_ns: 0,
             pause_ms: 4.25,
+            skew: None,
             steps_ms: Default::default(),
             save_ms: 0.0,
             stored_bytes: 0,
@@ -162,7 +163,7 @@ fn post(socket: &PathBuf, path: &str, body: &str) -> (u16, String) {
 fn every_request_reaches_the_keeper_and_every_answer_the_client() {
     let Setting { client, .. } = &setting();
     assert_eq!(client.status().unwrap().name, "tryout");
-    let taken = client.checkpoint(CheckpointRequest { run: None, message: Some("before".into()), paranoid: false }).unwrap();
+    let taken = client.checkpoint(CheckpointRequest { message: Some("before".into()), ..Default::default() }, &|| true).unwrap();
     assert_eq!((taken.message.as_deref(), taken.pause_ms), (Some("before"), 4.25));
     assert_eq!(client.goto(GotoRequest { to: "main~3".into(), ..Default::default() }).unwrap().branch, "main~3");
     assert_eq!(client.fork(ForkRequest { name: Some("what-if".into()), ..Default::default() }).unwrap().run, "what-if");

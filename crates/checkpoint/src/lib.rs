@@ -8,5 +8,5 @@
 pub mod part;
 pub mod protocol;
 
-pub use part::{Captured, Failure, Note, Outcome, Part, Saved};
+pub use part::{Captured, Failure, Note, Outcome, Part, Phase, Saved};
 pub use protocol::{Protocol, Step};

@@ -1,7 +1,7 @@
 //! A part of an experiment: whatever has a state that belongs to a checkpoint.
 
-use fermata_types::{Composition, PageCounts, PartKind, PartState};
-use std::error::Error;
+use fermata_types::{Composition, PageCounts, PartKind, PartState, VirtualTime};
+use std::{error::Error, ops::Range, time::Duration};
 
 /// Why a part could not do its share. The coordinator adds which part and which phase.
 pub type Failure = Box<dyn Error + Send + Sync>;
@@ -21,7 +21,18 @@ pub struct Note {
     /// What was done: `stop`, `scan`, `copy`, `devices`.
     pub step: &'static str,
     /// How long it took.
-    pub took: std::time::Duration,
+    pub took: Duration,
+}
+
+/// What a pause consists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// [`Part::freeze`].
+    Freeze,
+    /// [`Part::capture`].
+    Capture,
+    /// [`Part::thaw`].
+    Thaw,
 }
 
 /// What became of a part in a checkpoint.
@@ -45,8 +56,8 @@ pub trait Captured<S: ?Sized>: Send {
 
 /// A machine, a disk, a network or a process group.
 ///
-/// One checkpoint calls, in this order: `prepare`, `freeze`, `capture`, `thaw`, [`Captured::save`], `settle`. Everything from `freeze` to `thaw`
-/// is the pause. After any failure `thaw` (if `freeze` was called) and `settle` are still called.
+/// One checkpoint calls, in this order: `prepare`, `catch_up`, `freeze`, `capture`, `thaw`, [`Captured::save`], `settle`. Everything from `freeze` to
+/// `thaw` is the pause. After any failure `thaw` (if `freeze` was begun) and `settle` are still called.
 pub trait Part<S: ?Sized>: Send {
     /// The name of the part in its experiment.
     fn name(&self) -> &str;
@@ -60,17 +71,38 @@ pub trait Part<S: ?Sized>: Send {
     /// Does ahead of the pause, while the guests run, what makes the pause shorter.
     fn prepare(&mut self, storage: &mut S) -> Result<(), Failure>;
 
-    /// Stops: from now to `thaw` the part's state does not change.
+    /// Does again, in a moment, what has become due since `prepare` while others were prepared. Not called if there was no time for that.
+    fn catch_up(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    /// Sets off a phase, and does of it what waits for nobody. All parts of a step begin before any is waited for, so they go through it side by side. The
+    /// phase's own method is called next, unless this fails. No hashing, no store, no waiting for a disk in here.
+    fn begin(&mut self, _phase: Phase) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    /// Stops: from now to `thaw` the part's state does not change. Takes a bounded time, for everybody else stands still meanwhile.
     fn freeze(&mut self) -> Result<(), Failure>;
 
     /// Takes note of the frozen state. No hashing, no store, no waiting for a disk in here.
     fn capture(&mut self) -> Result<Box<dyn Captured<S>>, Failure>;
+
+    /// The virtual time at which the part was captured, if its own clock runs again from its thaw on: what stands earliest is thawed first.
+    fn time(&self) -> Option<VirtualTime> {
+        None
+    }
 
     /// Goes on as if no time had passed.
     fn thaw(&mut self) -> Result<(), Failure>;
 
     /// Learns how the checkpoint ended.
     fn settle(&mut self, outcome: Outcome<'_>);
+
+    /// From when to when its clock stood still in the last pause, by one clock for all parts; none if it has none or did not run before.
+    fn stood(&self) -> Option<Range<Duration>> {
+        None
+    }
 
     /// What the last pause was spent on in this part.
     fn notes(&self) -> Vec<Note> {

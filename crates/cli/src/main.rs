@@ -14,6 +14,7 @@ mod args;
 mod commands;
 mod draw;
 mod graph;
+mod instant;
 mod out;
 mod pick;
 mod progress;

@@ -1,20 +1,28 @@
 //! One checkpoint over all parts of a run: drives the protocol, measures the pause.
+//!
+//! The parts of one step are all begun before any of them is waited for. Machines go on in the order of their virtual times, each as much later as it is
+//! ahead, so that what one stood longer than another is made good at once.
 
-use fermata_checkpoint::{Captured, Failure, Outcome, Part, Protocol, Saved, Step};
-use fermata_linux::clock::Stopwatch;
-use fermata_store::Writer;
-use fermata_types::{Composition, PageCounts};
-use std::{collections::BTreeMap, time::Duration};
+use crate::{
+    guest_clock::GuestClock,
+    together::{delays, wait_until},
+};
+use fermata_checkpoint::{Captured, Failure, Outcome, Part, Phase, Protocol, Saved, Step};
+use fermata_linux::clock::{Stopwatch, monotonic};
+use fermata_types::{Composition, PageCounts, PartKind, VirtualTime};
+use std::{collections::BTreeMap, fmt, ops::Range, time::Duration};
 
 /// The phase in which a failure leaves a guest standing still.
 pub(crate) const THAW: &str = "thaw";
 
-/// The parts of a run.
-pub(crate) type Parts = Vec<Box<dyn Part<Writer>>>;
+/// Before the instant that was asked for, the parts catch up: at least so long, and so long for each of them.
+const CATCH_UP: Duration = Duration::from_millis(2);
+
+/// The parts of a run; `S` is where their states are written.
+pub(crate) type Parts<S> = Vec<Box<dyn Part<S>>>;
 
 /// A part that failed, and in which phase.
 #[derive(Debug, thiserror::Error)]
-#[error("{part} could not {phase}: {cause}")]
 pub struct PartFailure {
     /// The part.
     pub part: String,
@@ -23,24 +31,69 @@ pub struct PartFailure {
     /// Why.
     #[source]
     pub cause: Failure,
+    /// Parts that failed in the same phase.
+    pub others: Vec<String>,
+}
+
+impl fmt::Display for PartFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} could not {}: {}", self.part, self.phase, self.cause)?;
+        if !self.others.is_empty() {
+            write!(f, "; nor could {}", self.others.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// How a checkpoint is to be taken.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Manner {
+    /// Look at the content of all that would be taken as known.
+    pub paranoid: bool,
+    /// One part after the other. Nobody wants that; it is what going side by side is measured against.
+    pub in_turn: bool,
+    /// Freeze at this virtual time, or at once if it has passed.
+    pub at: Option<VirtualTime>,
+}
+
+/// A moment in a checkpoint at which tests look on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// All is prepared, and the guests still run.
+    Prepared,
+    /// Everything stands still and was captured.
+    Frozen,
+}
+
+/// How far apart machines were that should do the same at the same time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Apart {
+    /// From the first one's stop to the last one's.
+    pub stop: Duration,
+    /// From the first one's going on to the last one's, which makes good what they were apart in virtual time.
+    pub resume: Duration,
+    /// Their virtual times in the checkpoint.
+    pub time: Duration,
 }
 
 /// A checkpoint whose pause is over, and that is not yet stored.
-pub(crate) struct Tentative {
+pub(crate) struct Tentative<S> {
     protocol: Protocol,
     names: Vec<String>,
-    captured: Vec<Box<dyn Captured<Writer>>>,
-    writer: Writer,
+    captured: Vec<Box<dyn Captured<S>>>,
+    writer: S,
     /// From the first part's freeze to the last one's thaw.
     pub pause: Duration,
     /// What it was spent on: part and step.
     pub steps: BTreeMap<String, Duration>,
+    /// Of the machines, if there are several.
+    pub apart: Option<Apart>,
     /// How long each part prepared.
     prepared: BTreeMap<String, Duration>,
 }
 
 /// What became of all parts.
-pub(crate) struct SavedParts {
+pub(crate) struct SavedParts<S> {
     pub saved: Vec<Saved>,
     pub pages: PageCounts,
     /// The same for each part.
@@ -49,42 +102,51 @@ pub(crate) struct SavedParts {
     pub composition: BTreeMap<String, Composition>,
     /// Steps of the work before and behind the pause: part and step.
     pub background: BTreeMap<String, Duration>,
-    pub writer: Writer,
+    pub writer: S,
 }
 
-/// Prepares, freezes, captures and thaws; `paranoid` looks at the content of all that would be taken as known. On failure the parts have been settled
-/// already. `frozen` is called at the end of the pause, before the thaw.
-pub(crate) fn take(parts: &mut Parts, mut writer: Writer, paranoid: bool, frozen: &mut dyn FnMut()) -> Result<Tentative, PartFailure> {
-    parts.iter_mut().for_each(|part| part.check_content(paranoid));
+/// Prepares, freezes, captures and thaws. On failure the parts have been settled already. `clock` is that of the guests, and is told when they stand still.
+/// `seen` is called at its moments, and makes what it is called in longer.
+pub(crate) fn take<S>(
+    parts: &mut Parts<S>,
+    mut writer: S,
+    manner: Manner,
+    clock: &GuestClock,
+    seen: &mut dyn FnMut(Moment),
+) -> Result<Tentative<S>, PartFailure> {
+    parts.iter_mut().for_each(|part| part.check_content(manner.paranoid));
     let mut protocol = Protocol::new(parts.iter().map(|part| part.kind()));
     let mut captured = Vec::new();
     let mut failure = None;
     let mut watch = None;
     let mut pause = Duration::ZERO;
     let mut prepared = BTreeMap::new();
+    let mut times = Vec::new();
+    let ran = clock.runs();
     loop {
         let step = protocol.step().expect("a checkpoint is saved or settled before it is over");
         let result = match &step {
-            Step::Prepare(of) => each(parts, of, "prepare", |part| {
-                let watch = Stopwatch::start();
-                let result = part.prepare(&mut writer);
-                prepared.insert(format!("{} prepare", part.name()), watch.elapsed());
+            Step::Prepare(of) => {
+                let result = prepare(parts, of, &mut writer, &mut prepared).and_then(|()| wait_for(parts, of, manner.at, clock));
+                seen(Moment::Prepared);
                 result
-            }),
+            }
             Step::Freeze(of) => {
                 watch.get_or_insert_with(Stopwatch::start);
-                each(parts, of, "freeze", |part| part.freeze())
+                clock.stop(monotonic());
+                phase(parts, of, Phase::Freeze, manner, |part| part.freeze())
             }
             Step::Capture(of) => {
-                let result = each(parts, of, "capture", |part| {
+                let result = phase(parts, of, Phase::Capture, manner, |part| {
                     captured.push(part.capture()?);
                     Ok(())
                 });
-                frozen();
+                seen(Moment::Frozen);
+                times = parts.iter().filter_map(|part| part.time()).collect();
                 result
             }
             Step::Thaw(of) => {
-                let result = each(parts, of, THAW, |part| part.thaw());
+                let result = phase(parts, of, Phase::Thaw, manner, |part| part.thaw());
                 pause = watch.map_or(Duration::ZERO, |watch| watch.elapsed());
                 result
             }
@@ -92,6 +154,7 @@ pub(crate) fn take(parts: &mut Parts, mut writer: Writer, paranoid: bool, frozen
             Step::Commit => unreachable!("nothing is committed before it is saved"),
             Step::Settle { .. } => {
                 parts.iter_mut().for_each(|part| part.settle(Outcome::Aborted));
+                go_on(clock, ran, &times);
                 return Err(failure.expect("a checkpoint that is settled so early failed"));
             }
         };
@@ -102,32 +165,143 @@ pub(crate) fn take(parts: &mut Parts, mut writer: Writer, paranoid: bool, frozen
             other => failure.or(other),
         };
     }
+    go_on(clock, ran, &times);
     let steps =
         parts.iter().flat_map(|part| part.notes().into_iter().map(|note| (format!("{} {}", part.name(), note.step), note.took))).collect();
     let names = parts.iter().map(|part| part.name().to_owned()).collect();
-    Ok(Tentative { protocol, names, captured, writer, pause, steps, prepared })
+    let apart = apart(parts, &times);
+    Ok(Tentative { protocol, names, captured, writer, pause, steps, apart, prepared })
+}
+
+/// The guests' clocks go on, the furthest of them last.
+fn go_on(clock: &GuestClock, ran: bool, times: &[VirtualTime]) {
+    if ran && !clock.runs() {
+        clock.go_on(times.iter().max().copied(), monotonic());
+    }
+}
+
+fn prepare<S>(parts: &mut Parts<S>, of: &[usize], writer: &mut S, prepared: &mut BTreeMap<String, Duration>) -> Result<(), PartFailure> {
+    each(parts, of, "prepare", |part| {
+        let watch = Stopwatch::start();
+        let result = part.prepare(writer);
+        prepared.insert(format!("{} prepare", part.name()), watch.elapsed());
+        result
+    })
+}
+
+/// Waits for the instant, and has the parts catch up with what came while they waited for it or for one another.
+fn wait_for<S>(parts: &mut Parts<S>, of: &[usize], at: Option<VirtualTime>, clock: &GuestClock) -> Result<(), PartFailure> {
+    let left = |at| if clock.runs() { clock.until(at, monotonic()) } else { Duration::ZERO };
+    if let Some(at) = at {
+        let before = CATCH_UP * (parts.len() as u32 + 1);
+        wait_until(&Stopwatch::start(), left(at).saturating_sub(before));
+    }
+    let machines = parts.iter().filter(|part| part.kind() == PartKind::Machine).count();
+    if at.is_some() || machines > 1 {
+        each(parts, of, "prepare", |part| part.catch_up())?;
+    }
+    if let Some(at) = at {
+        wait_until(&Stopwatch::start(), left(at));
+    }
+    Ok(())
 }
 
 /// Runs one phase of some parts. All of them are tried even if one fails: what can be thawed is.
-fn each(
-    parts: &mut Parts,
+fn each<S>(
+    parts: &mut Parts<S>,
     of: &[usize],
     phase: &'static str,
-    mut work: impl FnMut(&mut Box<dyn Part<Writer>>) -> Result<(), Failure>,
+    mut work: impl FnMut(&mut Box<dyn Part<S>>) -> Result<(), Failure>,
 ) -> Result<(), PartFailure> {
-    let mut failed = Ok(());
+    let mut failures = Vec::new();
     for index in of {
         let part = &mut parts[*index];
         if let Err(cause) = work(part) {
-            failed = failed.and(Err(PartFailure { part: part.name().to_owned(), phase, cause }));
+            failures.push((part.name().to_owned(), cause));
         }
     }
-    failed
+    all_of(phase, failures)
 }
 
-impl Tentative {
+/// The first failure, with the names of the others.
+fn all_of(phase: &'static str, failures: Vec<(String, Failure)>) -> Result<(), PartFailure> {
+    let mut failures = failures.into_iter();
+    match failures.next() {
+        None => Ok(()),
+        Some((part, cause)) => Err(PartFailure { part, phase, cause, others: failures.map(|(part, _)| part).collect() }),
+    }
+}
+
+/// Runs one phase of the pause: begins it in all of these parts, then waits for each.
+fn phase<S>(
+    parts: &mut Parts<S>,
+    of: &[usize],
+    phase: Phase,
+    manner: Manner,
+    mut finish: impl FnMut(&mut Box<dyn Part<S>>) -> Result<(), Failure>,
+) -> Result<(), PartFailure> {
+    let order = order(parts, of, phase);
+    let watch = Stopwatch::start();
+    let mut failures = Vec::new();
+    let together = if manner.in_turn { 1 } else { order.len().max(1) };
+    for group in order.chunks(together) {
+        let mut begun = Vec::with_capacity(group.len());
+        for (delay, index) in group {
+            wait_until(&watch, *delay);
+            begun.push(parts[*index].begin(phase));
+        }
+        for ((_, index), begun) in group.iter().zip(begun) {
+            let part = &mut parts[*index];
+            if let Err(cause) = begun.and_then(|()| finish(part)) {
+                failures.push((part.name().to_owned(), cause));
+            }
+        }
+    }
+    all_of(name_of(phase), failures)
+}
+
+fn name_of(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Freeze => "freeze",
+        Phase::Capture => "capture",
+        Phase::Thaw => THAW,
+    }
+}
+
+/// Who begins the phase, and how much later than the first.
+fn order<S>(parts: &Parts<S>, of: &[usize], phase: Phase) -> Vec<(Duration, usize)> {
+    if phase != Phase::Thaw {
+        return of.iter().map(|index| (Duration::ZERO, *index)).collect();
+    }
+    let times: Vec<_> = of.iter().map(|index| parts[*index].time()).collect();
+    let mut order: Vec<_> = delays(&times).into_iter().zip(of.iter().copied()).collect();
+    order.sort_unstable();
+    order
+}
+
+/// How far apart the parts were that have clocks.
+fn apart<S>(parts: &Parts<S>, times: &[VirtualTime]) -> Option<Apart> {
+    let stood: Vec<Range<Duration>> = parts.iter().filter_map(|part| part.stood()).collect();
+    if stood.len() < 2 {
+        return None;
+    }
+    let spread =
+        |values: Vec<Duration>| values.iter().max().zip(values.iter().min()).map_or(Duration::ZERO, |(last, first)| *last - *first);
+    Some(Apart {
+        stop: spread(stood.iter().map(|stood| stood.start).collect()),
+        resume: spread(stood.iter().map(|stood| stood.end).collect()),
+        time: spread(times.iter().map(|time| time.since_start()).collect()),
+    })
+}
+
+impl<S> Tentative<S> {
+    /// How long all parts together prepared.
+    pub fn prepared(&self) -> Duration {
+        self.prepared.values().sum()
+    }
+
     /// Stores every part, behind the guests. The writer comes back for the commit.
-    pub fn save(mut self) -> Result<SavedParts, PartFailure> {
+    pub fn save(mut self) -> Result<SavedParts<S>, PartFailure> {
         let Some(Step::Save(order)) = self.protocol.step() else { unreachable!("a checkpoint that was taken is to be saved") };
         debug_assert!(!self.protocol.failed());
         let mut captured: Vec<_> = self.captured.into_iter().map(Some).collect();
@@ -140,7 +314,8 @@ impl Tentative {
             let name = self.names[index].clone();
             let captured = captured[index].take().expect("each part is saved once");
             let watch = Stopwatch::start();
-            let mut part = captured.save(&mut self.writer).map_err(|cause| PartFailure { part: name.clone(), phase: "save", cause })?;
+            let failed = |cause| PartFailure { part: name.clone(), phase: "save", cause, others: Vec::new() };
+            let mut part = captured.save(&mut self.writer).map_err(failed)?;
             background.insert(format!("{name} save"), watch.elapsed());
             pages += part.pages;
             composition.extend(part.composition.take().map(|composition| (name.clone(), composition)));
@@ -153,7 +328,7 @@ impl Tentative {
 }
 
 /// Tells every part how the checkpoint ended.
-pub(crate) fn settle(parts: &mut Parts, saved: Option<&[Saved]>) {
+pub(crate) fn settle<S>(parts: &mut Parts<S>, saved: Option<&[Saved]>) {
     for (index, part) in parts.iter_mut().enumerate() {
         part.settle(saved.and_then(|saved| saved.get(index)).map_or(Outcome::Aborted, |saved| Outcome::Permanent(&saved.state)));
     }

@@ -9,14 +9,14 @@ use std::{io, path::PathBuf};
 pub enum Error {
     /// The host has too little room for guest memory.
     #[error(
-        "no room for the memory of {machine}: it needs {needed} MiB on {}, {free} MiB are free. Use less memory, end another experiment (`fermata ls`), or \
+        "no room for the memory of {machines}: {needed} MiB are needed on {}, {free} MiB are free. Use less memory, end another experiment (`fermata ls`), or \
          set FERMATA_RUN_DIR to a larger tmpfs",
         directory.display()
     )]
     NoRoom {
-        /// The machine.
-        machine: String,
-        /// MiB that it needs.
+        /// The machines.
+        machines: String,
+        /// MiB that they need.
         needed: u64,
         /// MiB that are not yet promised to anybody.
         free: u64,

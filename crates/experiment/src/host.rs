@@ -10,6 +10,7 @@ use fermata_store::{Progress, Store};
 use fermata_types::{CheckpointId, PageNumber, PageSet};
 use fermata_vm::{CaptureOptions, Place, WORKING_SET_MAX};
 use std::{
+    collections::BTreeMap,
     fs,
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
@@ -25,8 +26,10 @@ const SPARE_ROOM_DIVISOR: u64 = 16;
 const SOCKET_PATH_MAX: usize = 107;
 const SOCKET_NAME_MAX: usize = 48;
 const MIB: u64 = 1 << 20;
-/// The hint of a checkpoint that holds page numbers, 4 bytes each, little-endian.
-const WORKING_SET: &str = "working-set";
+/// Begins the name of the hint of a checkpoint that holds page numbers of a machine, 4 bytes each, little-endian; the machine's name ends it.
+const WORKING_SET: &str = "working-set.";
+/// So many machines are named when there is no room for them; more are counted.
+const NAMED_MAX: usize = 4;
 
 /// The place of one experiment on this host.
 pub struct Host {
@@ -35,8 +38,8 @@ pub struct Host {
     images: Mutex<Vec<Arc<Golden>>>,
     bodies: AtomicU64,
     capture: CaptureOptions,
-    /// Pages that were touched first after the last restore: a good guess for a checkpoint that was never restored.
-    working_set: Mutex<Vec<PageNumber>>,
+    /// Pages of each machine that were touched first after the last restore: a good guess for a checkpoint that was never restored.
+    working_sets: Mutex<BTreeMap<String, Vec<PageNumber>>>,
 }
 
 impl Host {
@@ -64,7 +67,7 @@ impl Host {
             images: Mutex::default(),
             bodies: AtomicU64::new(0),
             capture: CaptureOptions::default(),
-            working_set: Mutex::default(),
+            working_sets: Mutex::default(),
         };
         // What a keeper that was killed left behind.
         let _ = fs::remove_dir_all(host.logs());
@@ -81,26 +84,26 @@ impl Host {
         self.capture
     }
 
-    /// Pages that were touched first when this checkpoint was restored before, or else when another one was.
-    pub(crate) fn working_set(&self, id: &CheckpointId) -> Vec<PageNumber> {
-        match self.store.hint(id, WORKING_SET) {
+    /// Pages of a machine that were touched first when this checkpoint was restored before, or else when another one was.
+    pub(crate) fn working_set(&self, id: &CheckpointId, machine: &str) -> Vec<PageNumber> {
+        match self.store.hint(id, &hint(machine)) {
             Ok(Some(bytes)) => bytes
                 .chunks_exact(size_of::<PageNumber>())
                 .map(|page| PageNumber::from_le_bytes(page.try_into().expect("four bytes")))
                 .collect(),
-            _ => self.working_set.lock().expect("nobody panics with the lock").clone(),
+            _ => self.working_sets.lock().expect("nobody panics with the lock").get(machine).cloned().unwrap_or_default(),
         }
     }
 
-    /// Remembers which pages were touched first: what was known, and what came to it.
-    pub(crate) fn remember_working_set(&self, id: &CheckpointId, known: Vec<PageNumber>, touched: Vec<PageNumber>) {
+    /// Remembers which pages of a machine were touched first: what was known, and what came to it.
+    pub(crate) fn remember_working_set(&self, id: &CheckpointId, machine: &str, known: Vec<PageNumber>, touched: Vec<PageNumber>) {
         let mut seen = PageSet::new();
         let pages: Vec<_> = known.into_iter().chain(touched).filter(|page| seen.insert(*page)).take(WORKING_SET_MAX).collect();
         let bytes: Vec<u8> = pages.iter().flat_map(|page| page.to_le_bytes()).collect();
-        if let Err(error) = self.store.set_hint(id, WORKING_SET, &bytes) {
-            tracing::info!("the working set of {} is not kept: {error}", id.short());
+        if let Err(error) = self.store.set_hint(id, &hint(machine), &bytes) {
+            tracing::info!("the working set of {machine} at {} is not kept: {error}", id.short());
         }
-        *self.working_set.lock().expect("nobody panics with the lock") = pages;
+        self.working_sets.lock().expect("nobody panics with the lock").insert(machine.to_owned(), pages);
     }
 
     /// Where what the guests print goes: to a disk, since it must not take the room of their memory.
@@ -149,22 +152,24 @@ impl Host {
         Ok(Some(image))
     }
 
-    /// Fails unless the tmpfs can hold another machine like this, counting what was promised to the ones that run.
+    /// Fails unless the tmpfs can hold all of these machines, counting what was promised to the ones that run.
     pub(crate) fn check_room(&self, plan: &Plan) -> Result<()> {
         let failed = |source| Error::Io { what: "examining the run directory", path: self.run_dir.clone(), source };
         let (free, _) = memory_file::room(&self.run_dir).map_err(failed)?;
         let promised = promised(self.run_dir.parent().unwrap_or(&self.run_dir));
         let free = (free - free / SPARE_ROOM_DIVISOR).saturating_sub(promised);
-        if free < plan.machine.memory {
-            return Err(Error::NoRoom {
-                machine: plan.machine.name.clone(),
-                needed: plan.machine.memory / MIB,
-                free: free / MIB,
-                directory: self.run_dir.clone(),
-            });
+        let needed = plan.machines.iter().fold(0u64, |sum, plan| sum.saturating_add(plan.machine.memory));
+        if free < needed {
+            let names: Vec<_> = plan.machines.iter().map(|plan| plan.machine.name.as_str()).collect();
+            let machines = if names.len() > NAMED_MAX { format!("{} machines", names.len()) } else { names.join(", ") };
+            return Err(Error::NoRoom { machines, needed: needed / MIB, free: free / MIB, directory: self.run_dir.clone() });
         }
         Ok(())
     }
+}
+
+fn hint(machine: &str) -> String {
+    format!("{WORKING_SET}{machine}")
 }
 
 /// Bytes that the RAM files of all experiments may still grow by: they are made of holes, and guests fill them later.

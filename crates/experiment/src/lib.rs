@@ -3,7 +3,10 @@
 //! - [`spec`]: the YAML, its errors and its schema
 //! - `plan`: a specification with all that depends on the host settled
 //! - [`host`]: store, run directory and golden images on this host
-//! - [`body`]: one QEMU process with the servers of its disks
+//! - [`body`]: the machines that a run lives in
+//! - [`machine_body`]: one QEMU process with the servers of its disks
+//! - `together`, `several`: the same for several machines, side by side
+//! - `guest_clock`: what virtual time it is while the guests run
 //! - `blocks`: what the disks know of a machine's memory
 //! - `coordinate`: one checkpoint over all parts
 //! - `fuzzing`: what fuzzers call, only with that feature
@@ -18,15 +21,20 @@ mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod guest_clock;
 pub mod host;
+pub mod machine_body;
 mod plan;
 pub mod run;
+mod several;
 pub mod spec;
+mod together;
 
 pub use body::{Blueprint, Body};
-pub use coordinate::PartFailure;
+pub use coordinate::{Moment, PartFailure};
 pub use error::{Error, Result};
 pub use fermata_vm::{Accel, Execution, Machine, Paging, Status, TrackerStanding};
 pub use host::Host;
-pub use run::{Arrival, Journey, Run, Standing, fits, spare, spare_like, travel};
+pub use machine_body::MachineBody;
+pub use run::{Arrival, Asked, Journey, Run, Standing, When, fits, spare, spare_like, travel};
 pub use spec::Spec;

@@ -6,16 +6,22 @@ use crate::{
 };
 use fermata_disk::Format;
 use fermata_store::Record;
-use fermata_types::PartKind;
+use fermata_types::{PartKind, PartState, VirtualTime};
 use fermata_vm::{Accel, MachineConfig, MachineDetails};
 use std::path::PathBuf;
 
 /// The machine type of new machines; QEMU puts in the version.
 const MACHINE_TYPE: &str = "q35";
 
-/// A machine and its disks.
+/// The machines of an experiment, by name.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Plan {
+    pub machines: Vec<MachinePlan>,
+}
+
+/// A machine and its disks.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct MachinePlan {
     pub machine: MachineConfig,
     pub disks: Vec<DiskPlan>,
 }
@@ -33,15 +39,24 @@ pub(crate) struct DiskPlan {
 
 impl Plan {
     /// The plan of a new experiment.
-    pub fn new(spec: &Spec) -> Result<Self> {
-        let mut nodes = spec.nodes.iter();
-        let (Some((name, node)), None) = (nodes.next(), nodes.next()) else {
-            return Err(Error::Unsupported(format!(
-                "{}: this version runs experiments of exactly one machine, this one has {}",
-                spec.name,
-                spec.nodes.len()
-            )));
-        };
+    pub fn new(spec: &Spec) -> Self {
+        Self { machines: spec.nodes.iter().map(|(name, node)| MachinePlan::new(name, node)).collect() }
+    }
+
+    /// The plan of the machines that a checkpoint holds: as they were then, not as the same specification would make them today.
+    pub fn of_checkpoint(record: &Record, id: &str) -> Result<Self> {
+        let spec: Spec = serde_json::from_value(record.spec.clone())
+            .map_err(|error| Error::BadRecord { id: id.to_owned(), what: format!("the specification in it cannot be read ({error})") })?;
+        let mut plan = Self::new(&spec);
+        for machine in &mut plan.machines {
+            machine.machine = details(record, id, &machine.machine.name)?.config;
+        }
+        Ok(plan)
+    }
+}
+
+impl MachinePlan {
+    fn new(name: &str, node: &spec::Node) -> Self {
         let accel = match node.accel {
             spec::Accel::Auto if node.deterministic => Accel::Tcg,
             spec::Accel::Auto => Accel::auto(),
@@ -51,7 +66,7 @@ impl Plan {
         let cpu = node.cpu.clone().unwrap_or_else(|| default_cpu(accel, node.deterministic).to_owned());
         let disks: Vec<_> = node.all_disks().enumerate().map(|(index, disk)| DiskPlan::new(name, index, &disk)).collect();
         let machine = MachineConfig {
-            name: name.clone(),
+            name: name.to_owned(),
             memory: node.memory.bytes(),
             cpus: node.cpus,
             accel,
@@ -65,22 +80,32 @@ impl Plan {
             disks: disks.len() as u32,
             nets: Vec::new(),
         };
-        Ok(Self { machine, disks })
-    }
-
-    /// The plan of the machine that a checkpoint holds: as it was then, not as the same specification would make it today.
-    pub fn of_checkpoint(record: &Record, id: &str) -> Result<Self> {
-        let spec: Spec = serde_json::from_value(record.spec.clone())
-            .map_err(|error| Error::BadRecord { id: id.to_owned(), what: format!("the specification in it cannot be read ({error})") })?;
-        Ok(Self { machine: details(record, id)?.config, ..Self::new(&spec)? })
+        Self { machine, disks }
     }
 }
 
-/// What a checkpoint tells of its machine.
-pub(crate) fn details(record: &Record, id: &str) -> Result<MachineDetails> {
-    let bad = |what: String| Error::BadRecord { id: id.to_owned(), what };
-    let machine = record.parts.iter().find(|part| part.kind == PartKind::Machine).ok_or_else(|| bad("there is no machine in it".into()))?;
-    serde_json::from_value(machine.details.clone()).map_err(|error| bad(format!("its machine cannot be read ({error})")))
+/// The state of a part in a checkpoint.
+pub(crate) fn part<'a>(record: &'a Record, id: &str, name: &str) -> Result<&'a PartState> {
+    let missing = || Error::BadRecord { id: id.to_owned(), what: format!("{name} is not in it") };
+    record.parts.iter().find(|part| part.name == name).ok_or_else(missing)
+}
+
+/// What a checkpoint tells of one of its machines.
+pub(crate) fn details(record: &Record, id: &str, name: &str) -> Result<MachineDetails> {
+    let bad = |error| Error::BadRecord { id: id.to_owned(), what: format!("its machine {name} cannot be read ({error})") };
+    serde_json::from_value(part(record, id, name)?.details.clone()).map_err(bad)
+}
+
+/// The experiment's virtual time in a checkpoint: that of the machine that is furthest. Machines that repeat themselves have a time of their own, which
+/// counts only where there is no other.
+pub(crate) fn time_virtual(parts: &[PartState], id: &str) -> Result<VirtualTime> {
+    let bad = |error| Error::BadRecord { id: id.to_owned(), what: format!("a machine in it cannot be read ({error})") };
+    let mut furthest = (false, VirtualTime::default());
+    for part in parts.iter().filter(|part| part.kind == PartKind::Machine) {
+        let details: MachineDetails = serde_json::from_value(part.details.clone()).map_err(bad)?;
+        furthest = furthest.max((!details.config.deterministic, details.time_virtual));
+    }
+    Ok(furthest.1)
 }
 
 /// Under TCG `max` is what QEMU can translate; without randomness of the host for machines that must repeat themselves.

@@ -2,20 +2,28 @@
 
 use crate::{
     Body, Error, Host, Result,
-    body::{Blueprint, Return},
-    coordinate::{self, Parts},
-    plan::{Plan, details},
+    body::Blueprint,
+    coordinate::{self, Apart, Manner, Moment, Parts, Tentative},
+    machine_body::Return,
+    plan::{self, Plan},
     spec::Spec,
 };
-use fermata_linux::clock::{Stopwatch, wall_ns};
-use fermata_store::{Cost, Hold, Progress, Record};
+use fermata_checkpoint::Saved;
+use fermata_linux::clock::{Stopwatch, monotonic, wall_ns};
+use fermata_store::{Cost, Hold, Progress, Record, Skew, Writer};
 use fermata_types::{CheckpointId, MachineId, VirtualTime};
-use fermata_vm::Status;
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard},
+    thread,
     time::Duration,
 };
+
+/// A checkpoint at an instant that was asked for keeps others from beginning so long before, at least, and prepares so long before, at least.
+const HEAD_START: Duration = Duration::from_secs(1);
+const PREPARE_MIN: Duration = Duration::from_millis(100);
+/// Between two looks at whether somebody still waits for a checkpoint that is to come.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
 /// A run: a body, the parts in it, and the branch that it grows.
 pub struct Run {
@@ -24,14 +32,21 @@ pub struct Run {
     spec: serde_json::Value,
     experiment: String,
     /// Held from the beginning of a checkpoint to its end: there is one at a time.
-    checkpointing: Mutex<()>,
+    checkpointing: Mutex<Past>,
     state: Mutex<State>,
+}
+
+/// What the last checkpoint taught.
+#[derive(Default)]
+struct Past {
+    /// How long preparing it took.
+    prepared: Option<Duration>,
 }
 
 struct State {
     body: Arc<Body>,
     /// Locked apart from the rest, for as long as a checkpoint prepares and pauses: nobody who asks how the run is shall wait for that.
-    parts: Arc<Mutex<Parts>>,
+    parts: Arc<Mutex<Parts<Writer>>>,
     standing: Standing,
     /// Keeps the checkpoint that the run stands on in the store, for the next one is made upon it: what did not change is not saved again. None
     /// before the first; then the body holds what it was restored from.
@@ -41,7 +56,7 @@ struct State {
 }
 
 impl State {
-    fn new(body: Body, parts: Parts, standing: Standing) -> Self {
+    fn new(body: Body, parts: Parts<Writer>, standing: Standing) -> Self {
         Self { body: Arc::new(body), parts: Arc::new(Mutex::new(parts)), standing, hold: None, moving: None }
     }
 }
@@ -53,8 +68,30 @@ pub struct Standing {
     pub branch: String,
     /// The checkpoint that it came from.
     pub head: Option<CheckpointId>,
-    /// Who its machine is.
-    pub machine: MachineId,
+    /// Who its machines are, by name.
+    pub machines: BTreeMap<String, MachineId>,
+}
+
+/// What somebody wants of a checkpoint.
+#[derive(Debug, Clone, Default)]
+pub struct Asked {
+    /// A word about why.
+    pub message: Option<String>,
+    /// Look at the content of each page that would be taken as known, and fail if one is not what it was taken for. The pause is longer.
+    pub paranoid: bool,
+    /// When; none: now.
+    pub when: Option<When>,
+    /// Stop, capture and start one machine after the other: what all at once is measured against.
+    pub in_turn: bool,
+}
+
+/// An instant of virtual time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// After so much more of it.
+    After(Duration),
+    /// When it is that time.
+    At(VirtualTime),
 }
 
 /// How to come to a checkpoint.
@@ -71,7 +108,7 @@ pub struct Journey {
 /// A body that stands at a checkpoint, running unless it was to be paused.
 pub struct Arrival {
     body: Body,
-    parts: Parts,
+    parts: Parts<Writer>,
     standing: Standing,
     /// Virtual time at which it goes on.
     pub time_virtual: VirtualTime,
@@ -80,9 +117,9 @@ pub struct Arrival {
 impl Run {
     /// Boots the machines of an experiment.
     pub fn boot(host: Arc<Host>, spec: &Spec, name: &str, progress: &mut dyn FnMut(&str, Progress)) -> Result<Self> {
-        let (body, parts) = Body::boot(&host, &Plan::new(spec)?, progress)?;
-        body.machine().run()?;
-        let standing = Standing { branch: name.to_owned(), head: None, machine: body.machine().id() };
+        let (body, parts) = Body::boot(&host, &Plan::new(spec), progress)?;
+        body.resume()?;
+        let standing = Standing { branch: name.to_owned(), head: None, machines: body.identities() };
         Self::new(host, spec, name, State::new(body, parts, standing))
     }
 
@@ -99,7 +136,7 @@ impl Run {
             host,
             spec: json,
             experiment: spec.name.clone(),
-            checkpointing: Mutex::new(()),
+            checkpointing: Mutex::default(),
             state: Mutex::new(state),
         })
     }
@@ -125,29 +162,48 @@ impl Run {
         state.moving.iter().cloned().chain([state.standing.branch.clone()]).collect()
     }
 
-    /// Takes a checkpoint. Returns when it is permanent, or dropped with the guests running on.
-    pub fn checkpoint(&self, message: Option<String>) -> Result<(CheckpointId, Record)> {
-        self.take(message, false, &mut |_| {})
+    /// The virtual time at present, as far as one can tell from outside.
+    pub fn time_virtual(&self) -> VirtualTime {
+        self.body().clock.at(monotonic())
     }
 
-    /// The same, and looks at the content of each page that would be taken as known. Fails if one is not what it was taken for. The pause is longer.
-    pub fn checkpoint_paranoid(&self, message: Option<String>) -> Result<(CheckpointId, Record)> {
-        self.take(message, true, &mut |_| {})
+    /// Takes a checkpoint. Returns when it is permanent, or dropped with the guests running on.
+    pub fn checkpoint(&self, message: Option<String>) -> Result<(CheckpointId, Record)> {
+        self.checkpoint_as(Asked { message, ..Asked::default() }, &|| true)
+    }
+
+    /// The same in another manner. One that is to come is waited for as long as it is `wanted`, which is asked now and then.
+    pub fn checkpoint_as(&self, asked: Asked, wanted: &dyn Fn() -> bool) -> Result<(CheckpointId, Record)> {
+        self.take(asked, wanted, &mut |_, _| {})
     }
 
     /// The same, for tests and diagnosis: `frozen` may look at the body while it stands still, and makes the pause longer by what it takes.
     pub fn checkpoint_observed(&self, message: Option<String>, frozen: &mut dyn FnMut(&Body)) -> Result<(CheckpointId, Record)> {
-        self.take(message, false, frozen)
+        self.checkpoint_watched(message, &mut |moment, body| {
+            if moment == Moment::Frozen {
+                frozen(body);
+            }
+        })
     }
 
-    fn take(&self, message: Option<String>, paranoid: bool, frozen: &mut dyn FnMut(&Body)) -> Result<(CheckpointId, Record)> {
-        let _one_at_a_time = self.checkpointing.lock().expect("nobody panics with the lock");
+    /// The same at all moments of a checkpoint.
+    pub fn checkpoint_watched(&self, message: Option<String>, seen: &mut dyn FnMut(Moment, &Body)) -> Result<(CheckpointId, Record)> {
+        self.take(Asked { message, ..Asked::default() }, &|| true, seen)
+    }
+
+    fn take(&self, asked: Asked, wanted: &dyn Fn() -> bool, seen: &mut dyn FnMut(Moment, &Body)) -> Result<(CheckpointId, Record)> {
+        let at = asked.when.map(|when| self.instant(when)).transpose()?;
+        let (mut past, at) = match at {
+            Some((body, at)) => (self.await_instant(&body, at, wanted)?, Some(at)),
+            None => (self.alone(), None),
+        };
         let (parts, standing, body, _upon) = {
             let mut state = self.state();
             state.moving = Some(state.standing.branch.clone());
             (state.parts.clone(), state.standing.clone(), state.body.clone(), state.hold.clone())
         };
-        let result = self.take_and_save(&parts, standing, &body, (message, paranoid), frozen);
+        let manner = Manner { paranoid: asked.paranoid, in_turn: asked.in_turn, at };
+        let result = self.take_and_save(&parts, standing, &body, (asked.message, manner), &mut past, seen);
         let mut state = self.state();
         state.moving = None;
         let moved = !Arc::ptr_eq(&state.parts, &parts);
@@ -166,70 +222,122 @@ impl Run {
         }
     }
 
-    fn take_and_save(
-        &self,
-        parts: &Mutex<Parts>,
-        standing: Standing,
-        body: &Body,
-        (message, paranoid): (Option<String>, bool),
-        frozen: &mut dyn FnMut(&Body),
-    ) -> Result<(Hold, Record)> {
-        if let Status::Gone(why) = body.machine().status() {
+    /// The body that is meant, and the virtual time.
+    fn instant(&self, when: When) -> Result<(Arc<Body>, VirtualTime)> {
+        let body = self.body();
+        let now = body.clock.at(monotonic());
+        let at = match when {
+            When::After(time) => VirtualTime::from_ns(now.ns.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))),
+            When::At(at) => at,
+        };
+        if at < now {
+            return Err(Error::Refused(format!("it is too late for a checkpoint at {at}: run {} is at {now}", self.name)));
+        }
+        if !body.clock.runs() {
             return Err(Error::Refused(format!(
-                "there is nothing to take a checkpoint of, for the machine is gone ({why}): `fermata goto ID` brings it back"
+                "run {} is paused at {now}, and no time passes in it: `fermata resume {0}` lets it go on",
+                self.name
             )));
         }
+        Ok((body, at))
+    }
+
+    /// Waits until an instant is so near that preparing has to begin, however often the run is paused on the way. From then on no other checkpoint begins.
+    fn await_instant(&self, body: &Arc<Body>, at: VirtualTime, wanted: &dyn Fn() -> bool) -> Result<MutexGuard<'_, Past>> {
+        let mut alone: Option<MutexGuard<'_, Past>> = None;
+        loop {
+            if !Arc::ptr_eq(body, &self.body()) {
+                return Err(Error::Left { run: self.name.clone() });
+            }
+            if !wanted() {
+                return Err(Error::Refused(format!("whoever asked for a checkpoint at {at} has left; none was taken")));
+            }
+            let left = body.clock.until(at, monotonic());
+            if left > HEAD_START || !body.clock.runs() {
+                // Nobody is kept waiting for a run that is paused.
+                alone = None;
+                thread::sleep(BETWEEN_LOOKS);
+                continue;
+            }
+            let past = alone.take().unwrap_or_else(|| self.alone());
+            let prepare = past.prepared.map_or(HEAD_START, |took| (took * 2).max(PREPARE_MIN));
+            if left <= prepare {
+                return Ok(past);
+            }
+            thread::sleep((left - prepare).min(BETWEEN_LOOKS));
+            alone = Some(past);
+        }
+    }
+
+    fn alone(&self) -> MutexGuard<'_, Past> {
+        self.checkpointing.lock().expect("nobody panics with the lock")
+    }
+
+    fn take_and_save(
+        &self,
+        parts: &Mutex<Parts<Writer>>,
+        standing: Standing,
+        body: &Body,
+        (message, manner): (Option<String>, Manner),
+        past: &mut Past,
+        seen: &mut dyn FnMut(Moment, &Body),
+    ) -> Result<(Hold, Record)> {
         let lock = || parts.lock().expect("nobody panics with the lock");
         let mut writer = self.host.store().writer()?;
         writer.stand_on(&body.images());
-        let tentative = coordinate::take(&mut lock(), writer, paranoid, &mut || frozen(body))?;
-        let watch = Stopwatch::start();
-        let (pause, steps) = (tentative.pause, tentative.steps.clone());
-        let result = tentative.save().map_err(Error::from).and_then(|mut done| {
-            let mut record = Record {
-                parent: standing.head,
-                experiment: self.experiment.clone(),
-                branch: standing.branch,
-                message,
-                created_ns: wall_ns(),
-                time_virtual_ns: 0,
-                spec: self.spec.clone(),
-                parts: done.saved.iter().map(|saved| saved.state.clone()).collect(),
-                images: body.images(),
-                cost: Cost {
-                    pause_ns: nanoseconds(pause),
-                    steps_ns: all_nanoseconds(steps),
-                    save_ns: nanoseconds(watch.elapsed()),
-                    stored_bytes: done.writer.stored_bytes()?,
-                    pages: done.pages,
-                    parts: done.parts,
-                    background_ns: all_nanoseconds(done.background),
-                    composition: done.composition,
-                },
-            };
-            record.time_virtual_ns = details(&record, "being made")?.time_virtual.ns;
-            let hold = done.writer.commit_held(&record)?;
-            Ok((hold, record, done.saved))
-        });
+        let tentative = coordinate::take(&mut lock(), writer, manner, &body.clock, &mut |moment| seen(moment, body))?;
+        past.prepared = Some(tentative.prepared());
+        let result = self.save(tentative, standing, body, message);
         coordinate::settle(&mut lock(), result.as_ref().ok().map(|(_, _, saved)| saved.as_slice()));
         result.map(|(hold, record, _)| (hold, record))
     }
 
-    /// Stops the machine. A checkpoint that is about to stop it too is waited for: it would let it go on.
+    fn save(&self, tentative: Tentative<Writer>, standing: Standing, body: &Body, message: Option<String>) -> Result<Kept> {
+        let watch = Stopwatch::start();
+        let (pause, apart, steps) = (tentative.pause, tentative.apart, tentative.steps.clone());
+        let mut done = tentative.save()?;
+        let parts: Vec<_> = done.saved.iter().map(|saved| saved.state.clone()).collect();
+        let record = Record {
+            parent: standing.head,
+            experiment: self.experiment.clone(),
+            branch: standing.branch,
+            message,
+            created_ns: wall_ns(),
+            time_virtual_ns: plan::time_virtual(&parts, "being made")?.ns,
+            spec: self.spec.clone(),
+            parts,
+            images: body.images(),
+            cost: Cost {
+                pause_ns: nanoseconds(pause),
+                skew: apart.map(skew),
+                steps_ns: all_nanoseconds(steps),
+                save_ns: nanoseconds(watch.elapsed()),
+                stored_bytes: done.writer.stored_bytes()?,
+                pages: done.pages,
+                parts: done.parts,
+                background_ns: all_nanoseconds(done.background),
+                composition: done.composition,
+            },
+        };
+        let hold = done.writer.commit_held(&record)?;
+        Ok((hold, record, done.saved))
+    }
+
+    /// Stops the machines. A checkpoint that is about to stop them too is waited for: it would let them go on.
     pub fn pause(&self) -> Result<()> {
         let (parts, body) = self.here();
         let _nobody_stops_or_resumes = parts.lock().expect("nobody panics with the lock");
-        Ok(body.machine().stop()?)
+        body.pause()
     }
 
-    /// Lets the machine go on.
+    /// Lets the machines go on.
     pub fn resume(&self) -> Result<()> {
         let (parts, body) = self.here();
         let _nobody_stops_or_resumes = parts.lock().expect("nobody panics with the lock");
-        Ok(body.machine().run()?)
+        body.resume()
     }
 
-    fn here(&self) -> (Arc<Mutex<Parts>>, Arc<Body>) {
+    fn here(&self) -> (Arc<Mutex<Parts<Writer>>>, Arc<Body>) {
         let state = self.state();
         (state.parts.clone(), state.body.clone())
     }
@@ -251,6 +359,9 @@ impl Run {
     }
 }
 
+/// A checkpoint that is permanent, and what was kept of each part.
+type Kept = (Hold, Record, Vec<Saved>);
+
 /// Makes a body that waits for a checkpoint like this one.
 pub fn spare(host: &Host, id: &CheckpointId, record: &Record, progress: &mut dyn FnMut(&str, Progress)) -> Result<Body> {
     Body::spare(host, &Plan::of_checkpoint(record, &id.short())?, progress)
@@ -269,26 +380,18 @@ pub fn fits(body: &Body, id: &CheckpointId, record: &Record) -> bool {
 /// Puts a checkpoint into a spare body and lets it run. The run that it begins or joins will grow `branch`.
 pub fn travel(host: &Arc<Host>, spare: Body, id: &CheckpointId, record: &Record, branch: &str, how: Journey) -> Result<Arrival> {
     spare.keep(host.store().hold(id)?);
-    let known = host.working_set(id);
-    let remember = {
-        let (host, id, known) = (host.clone(), *id, known.clone());
-        move |touched| host.remember_working_set(&id, known, touched)
-    };
-    let state = Return {
-        store: host.store(),
-        id: &id.short(),
-        record,
-        eager: how.eager,
-        fresh_randomness: how.fresh_randomness,
-        working_set: known,
-        remember: Box::new(remember),
-    };
-    let (parts, details) = spare.restore(state)?;
-    if !how.paused && !details.off {
-        spare.machine().run()?;
+    let state = Return { host, id, record, eager: how.eager, fresh_randomness: how.fresh_randomness };
+    let (parts, details) = spare.restore(&state)?;
+    if !how.paused {
+        spare.depart(&details)?;
     }
-    let standing = Standing { branch: branch.to_owned(), head: Some(*id), machine: details.id };
-    Ok(Arrival { body: spare, parts, standing, time_virtual: details.time_virtual })
+    let machines = details.iter().map(|details| (details.config.name.clone(), details.id)).collect();
+    let standing = Standing { branch: branch.to_owned(), head: Some(*id), machines };
+    Ok(Arrival { body: spare, parts, standing, time_virtual: VirtualTime::from_ns(record.time_virtual_ns) })
+}
+
+fn skew(apart: Apart) -> Skew {
+    Skew { stop_ns: nanoseconds(apart.stop), resume_ns: nanoseconds(apart.resume), time_ns: nanoseconds(apart.time) }
 }
 
 fn all_nanoseconds(steps: BTreeMap<String, Duration>) -> BTreeMap<String, u64> {

@@ -38,6 +38,9 @@ pub struct Record {
 pub struct Cost {
     /// How long the guests stood still, ns.
     pub pause_ns: u64,
+    /// How far apart several machines were in the pause; none where there was one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skew: Option<Skew>,
     /// Steps of the pause, by part and name ("m1 stop"), ns.
     pub steps_ns: BTreeMap<String, u64>,
     /// How long saving took behind the running guests, ns.
@@ -55,6 +58,18 @@ pub struct Cost {
     /// What the pages of each machine were for, by the name of its part; older checkpoints do not tell.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub composition: BTreeMap<String, Composition>,
+}
+
+/// How far apart machines were that should do the same at the same time, ns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Skew {
+    /// From the first machine's stop to the last one's.
+    pub stop_ns: u64,
+    /// From the first machine's going on to the last one's. Who is ahead in virtual time goes on later by as much.
+    pub resume_ns: u64,
+    /// Between the virtual times at which machines stand in the checkpoint.
+    pub time_ns: u64,
 }
 
 #[derive(Serialize)]

@@ -1,6 +1,6 @@
 //! An experiment in a scratch store, driven from inside the process.
 
-use fermata_experiment::{Body, Host, Journey, Run, Spec, spare, spec::FreePages, travel};
+use fermata_experiment::{Body, Host, Journey, Machine, Run, Spec, spare, spec::FreePages, travel};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::{Record, Store};
 use fermata_timeline::Keeper;
@@ -94,20 +94,30 @@ pub fn check_file_system(body: &Body) {
     assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
 }
 
-/// What a machine's console printed.
+/// What the console of the first machine printed.
 pub fn console(body: &Body) -> String {
-    String::from_utf8_lossy(&fs::read(body.machine().place().console_log()).unwrap_or_default()).into_owned()
+    console_of(body.machine())
 }
 
-/// Waits until the console shows what `seen` looks for. Panics with what it shows after `time`, or when the machine is gone.
+/// What a machine's console printed.
+pub fn console_of(machine: &Machine) -> String {
+    String::from_utf8_lossy(&fs::read(machine.place().console_log()).unwrap_or_default()).into_owned()
+}
+
+/// Waits until the console of the first machine shows what `seen` looks for. Panics with what it shows after `time`.
 pub fn await_console<T>(body: &Body, time: Duration, seen: impl Fn(&str) -> Option<T>) -> T {
+    await_console_of(body.machine(), time, seen)
+}
+
+/// The same with any machine.
+pub fn await_console_of<T>(machine: &Machine, time: Duration, seen: impl Fn(&str) -> Option<T>) -> T {
     let watch = Stopwatch::start();
     loop {
-        let text = console(body);
+        let text = console_of(machine);
         if let Some(found) = seen(&text) {
             return found;
         }
-        assert!(watch.elapsed() < time, "not seen in {time:?}; machine {:?}; console:\n{text}", body.machine().status());
+        assert!(watch.elapsed() < time, "not seen in {time:?}; machine {:?}; console:\n{text}", machine.status());
         std::thread::sleep(Duration::from_millis(50));
     }
 }

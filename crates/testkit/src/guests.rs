@@ -28,6 +28,18 @@ pub fn tiny(name: &str, run: &str, more: &str) -> String {
     busybox(name, "", run, more)
 }
 
+/// Several of them: the name of each, what it runs, and more lines for its node.
+pub fn several(name: &str, memory_mib: u32, machines: &[(&str, &str, &str)]) -> String {
+    let (kernel, initrd) = (file("vmlinuz"), file("tiny.cpio.gz"));
+    let node = |(machine, run, more): &(&str, &str, &str)| format!("  {machine}:\n    cmdline: console=ttyS0 quiet panic=-1 {run}\n{more}");
+    format!(
+        "name: {name}\ndefaults:\n  memory: {memory_mib}M\n  kernel: {}\n  initrd: {}\nnodes:\n{}",
+        kernel.display(),
+        initrd.display(),
+        machines.iter().map(node).collect::<String>()
+    )
+}
+
 /// The same with Debian's generic kernel, which has a driver for the VM generation id.
 pub fn generic(name: &str, run: &str, more: &str) -> String {
     busybox(name, "generic/", run, more)

@@ -1,6 +1,6 @@
 //! All of a machine at one instant, looked at the plain way: the RAM file as a whole, every block of every disk, the device state as QEMU writes it.
 
-use fermata_experiment::Body;
+use fermata_experiment::{Body, MachineBody};
 use fermata_types::{PAGE_SIZE, PageName, PageSet, ZERO_PAGE};
 use fermata_vm::free::free_now;
 
@@ -20,8 +20,14 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Looks at a machine that stands still and has all its pages.
+    /// Looks at the only machine of a body, which stands still and has all its pages.
     pub fn of(body: &Body) -> Self {
+        assert_eq!(body.machines().len(), 1, "which machine is meant?");
+        Self::of_machine(&body.machines()[0])
+    }
+
+    /// The same of one of several.
+    pub fn of_machine(body: &MachineBody) -> Self {
         let ram = body.machine().ram();
         let disk = |disk: &std::sync::Arc<fermata_disk::Disk>| {
             hashes(disk.size(), |at, into| disk.read_at(at, into).expect("the disk can be read"))

@@ -1,6 +1,6 @@
 //! Blocks that the guest's file system has freed are in no checkpoint, without `discard`; and what the guest's kernel relies on always is, at any instant under load.
 
-use fermata_experiment::{Journey, Run};
+use fermata_experiment::{Asked, Journey, Run};
 use fermata_testkit::{Bench, bench::check_file_system, guests};
 use fermata_types::PageCounts;
 use std::time::Duration;
@@ -76,7 +76,7 @@ fn memory_that_equals_a_freed_block_is_kept_as_it_is() {
     sh(&run, "mount -o remount,nodiscard /disk");
     sh(&run, &format!("{BIG}; echo 3 >/proc/sys/vm/drop_caches; dd if=/dev/vda of=/dev/null bs=1M 2>/dev/null; {GONE}"));
     // Compares each page with what it was taken for.
-    let (_, record) = run.checkpoint_paranoid(None).expect("no page was mistaken");
+    let (_, record) = run.checkpoint_as(Asked { paranoid: true, ..Asked::default() }, &|| true).expect("no page was mistaken");
     let (disk, memory) = (record.cost.parts["m1/disk0"], record.cost.parts["m1"]);
     println!("{disk:?} {memory:?}");
     assert!(disk.free >= BIG_MIB * BLOCKS_PER_MIB, "{disk:?}");

@@ -84,5 +84,5 @@ fn a_fork_and_its_parent_do_not_disturb_each_other() {
         run.body().machine().stop().expect("it stops");
         check_file_system(&run.body());
     }
-    assert_ne!(parent.standing().machine, fork.standing().machine, "a fork is another machine");
+    assert_ne!(parent.standing().machines, fork.standing().machines, "a fork is another machine");
 }

@@ -1,7 +1,7 @@
 //! Pages that are known to equal blocks of disks, in a guest that reads and writes in every way at once: each checkpoint looks at what it would have
 //! taken as known, and the guest goes on from any of them.
 
-use fermata_experiment::{Journey, Status};
+use fermata_experiment::{Asked, Journey, Status};
 use fermata_store::Record;
 use fermata_testkit::{
     Bench,
@@ -12,6 +12,8 @@ use fermata_types::CheckpointId;
 use std::{fs::File, os::unix::fs::FileExt, process::Command, time::Duration};
 
 const BOOT: Duration = Duration::from_secs(120);
+/// Looks at the content of all that would be taken as known.
+const PARANOID: Asked = Asked { message: None, paranoid: true, when: None, in_turn: false };
 const JOURNEYS: usize = 3;
 const CHECKPOINTS: usize = 10;
 
@@ -44,7 +46,7 @@ fn checked_under_load(name: &str, keys: &str) {
     assert_eq!(started.status, 0);
     for number in 0..CHECKPOINTS {
         std::thread::sleep(Duration::from_millis(300));
-        let checkpoint = keeper.checkpoint_paranoid(None, None);
+        let checkpoint = keeper.checkpoint_as(None, PARANOID, &|| true);
         taken.push(checkpoint.unwrap_or_else(|error| panic!("checkpoint {number}: {error}\n{}", console(&run.body()))));
         if number % (CHECKPOINTS / JOURNEYS) == CHECKPOINTS / JOURNEYS - 1 {
             assert!(!console(&run.body()).contains("FAIL"), "{}", console(&run.body()));
@@ -92,7 +94,7 @@ fn an_image_that_was_changed_unseen_is_found_by_content() {
     image.set_modified(modified).expect("times can be set");
     let read = ["sh", "-c", "dd if=/dev/vda of=/dev/null bs=1M skip=200 count=2"].map(str::to_owned);
     assert_eq!(run.body().machine().agent().execute(&read, None, BOOT).expect("the agent answers").status, 0);
-    let error = run.checkpoint_paranoid(None).expect_err("a page that differs from its block").to_string();
+    let error = run.checkpoint_as(PARANOID, &|| true).expect_err("a page that differs from its block").to_string();
     assert!(error.contains("m1/disk0") && error.contains("block 51"), "{error}");
     // From now on everything is looked at, and the guest has been running all along.
     let (id, record) = run.checkpoint(None).expect("a checkpoint by content");

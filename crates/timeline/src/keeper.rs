@@ -5,7 +5,7 @@ use crate::{
     spares::Spares,
     tally::{Kind, Tally},
 };
-use fermata_experiment::{Arrival, Host, Journey, Run, Spec, Status, fits, spare, travel};
+use fermata_experiment::{Arrival, Asked, Host, Journey, Run, Spec, Status, fits, spare, travel};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::{Progress, Record};
 use fermata_types::{CheckpointId, VirtualTime};
@@ -218,24 +218,21 @@ impl Keeper {
 
     /// Takes a checkpoint of a run.
     pub fn checkpoint(&self, run: Option<&str>, message: Option<String>) -> Result<(CheckpointId, Record)> {
-        self.checkpoint_now(run, message, false)
+        self.checkpoint_as(run, Asked { message, ..Asked::default() }, &|| true)
     }
 
-    /// The same, and looks at the content of each page that would be taken as known; see [`Run::checkpoint_paranoid`].
-    pub fn checkpoint_paranoid(&self, run: Option<&str>, message: Option<String>) -> Result<(CheckpointId, Record)> {
-        self.checkpoint_now(run, message, true)
-    }
-
-    fn checkpoint_now(&self, run: Option<&str>, message: Option<String>, paranoid: bool) -> Result<(CheckpointId, Record)> {
+    /// The same in another manner; see [`Run::checkpoint_as`].
+    pub fn checkpoint_as(&self, run: Option<&str>, asked: Asked, wanted: &dyn Fn() -> bool) -> Result<(CheckpointId, Record)> {
         let run = self.run(run)?;
-        self.report("storing the checkpoint", Progress::default());
-        let result = self.take(&run, message, paranoid);
+        let what = if asked.when.is_some() { "waiting for the instant of the checkpoint" } else { "storing the checkpoint" };
+        self.report(what, Progress::default());
+        let result = self.take(&run, asked, wanted);
         self.report("", Progress::default());
         Ok(result?)
     }
 
-    fn take(&self, run: &Run, message: Option<String>, paranoid: bool) -> fermata_experiment::Result<(CheckpointId, Record)> {
-        let result = if paranoid { run.checkpoint_paranoid(message) } else { run.checkpoint(message) };
+    fn take(&self, run: &Run, asked: Asked, wanted: &dyn Fn() -> bool) -> fermata_experiment::Result<(CheckpointId, Record)> {
+        let result = run.checkpoint_as(asked, wanted);
         match &result {
             Ok((_, record)) => self.tally().checkpoint(run.name(), &record.cost),
             // Nothing failed: the run is elsewhere.
@@ -256,15 +253,15 @@ impl Keeper {
         let run = self.run(run)?;
         let (id, record) = self.find(to)?;
         let before = run.body();
-        let was_running = before.machine().status() == Status::Running;
+        let was_running = before.statuses().contains(&Status::Running);
         // Nobody will miss what it would still do; its processor is needed.
-        let _ = before.machine().stop();
+        let _ = before.pause();
         let how = Journey { eager, paused, fresh_randomness: false };
         let (arrival, warm) = match self.arrive(&id, &record, &record.branch, how) {
             Ok(arrived) => arrived,
             Err(error) => {
                 if was_running {
-                    let _ = before.machine().run();
+                    let _ = before.resume();
                 }
                 return Err(error);
             }
@@ -331,7 +328,7 @@ impl Keeper {
     /// A body at the checkpoint: the spare one if it fits, else one that is started now.
     fn arrive(&self, id: &CheckpointId, record: &Record, branch: &str, how: Journey) -> Result<(Arrival, bool)> {
         // A process that waits may die like any other.
-        let ready = self.spares.take(|body| fits(body, id, record) && !matches!(body.machine().status(), Status::Gone(_)));
+        let ready = self.spares.take(|body| fits(body, id, record) && body.gone().is_empty());
         let warm = ready.is_some();
         let body = match ready {
             Some(body) => body,
@@ -399,7 +396,7 @@ impl Keeper {
             self.spares.end();
         }
         for run in ended {
-            run.body().machine().kill();
+            run.body().kill();
             self.tally().end(run.name());
         }
         Ok(names)
@@ -441,10 +438,17 @@ impl Keeper {
     fn tick(&self) -> Option<String> {
         let mut trouble = None;
         for run in self.runs() {
-            if run.body().machine().status() != Status::Running {
+            let body = run.body();
+            let statuses = body.statuses();
+            let gone = statuses.iter().position(|status| matches!(status, Status::Gone(_)));
+            if let Some(gone) = gone.filter(|_| statuses.contains(&Status::Running)) {
+                let machine = body.machines()[gone].name();
+                trouble = Some(format!("run {}: no checkpoints by the clock, for {machine} is gone", run.name()));
+            }
+            if gone.is_some() || !statuses.contains(&Status::Running) {
                 continue;
             }
-            match self.take(&run, None, false) {
+            match self.take(&run, Asked::default(), &|| true) {
                 Ok(_) | Err(fermata_experiment::Error::Left { .. }) => {}
                 Err(error) => {
                     tracing::warn!("run {}: {error}", run.name());

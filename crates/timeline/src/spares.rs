@@ -40,7 +40,7 @@ impl Spares {
                 for order in orders {
                     match order {
                         Errand::Make(like) => make(&host, &shelf, &like),
-                        Errand::Bury(body) => body.machine().kill(),
+                        Errand::Bury(body) => body.kill(),
                     }
                 }
             }
@@ -64,7 +64,7 @@ impl Spares {
     /// Get rid of a body, without waiting.
     pub fn bury(&self, body: Arc<Body>) {
         // It may have work before it that takes long, and a guest that was left must not use the processor meanwhile.
-        let _ = body.machine().stop();
+        let _ = body.pause();
         self.send(Errand::Bury(body));
     }
 

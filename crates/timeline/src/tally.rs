@@ -6,6 +6,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 /// Bounds of the classes of a pause, seconds. The aim is a few milliseconds; `savevm` takes about one second.
 pub const PAUSE_BOUNDS: &[f64] = &[0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0];
+/// Bounds of the classes of the time between the first machine's stop, or start, and the last one's, seconds.
+pub const SKEW_BOUNDS: &[f64] = &[0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05];
 /// Bounds of the classes of the time that storing takes, seconds.
 pub const SAVE_BOUNDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 /// Bounds of the classes of the time from a request to the guest's first instruction, seconds.
@@ -57,6 +59,8 @@ pub struct RunTally {
     pub failed: u64,
     /// How long the guests stood still.
     pub pause: Histogram,
+    /// From the first machine's stop to the last one's, and from the first one's going on to the last one's; of runs of several machines.
+    pub skew: [Histogram; 2],
     /// How long it took behind the guests to store.
     pub save: Histogram,
     /// What pauses were spent on.
@@ -96,6 +100,7 @@ impl Tally {
         let fresh = RunTally {
             failed: 0,
             pause: Histogram::new(PAUSE_BOUNDS),
+            skew: [Histogram::new(SKEW_BOUNDS), Histogram::new(SKEW_BOUNDS)],
             save: Histogram::new(SAVE_BOUNDS),
             steps: Steps::new(),
             background: Steps::new(),
@@ -114,6 +119,11 @@ impl Tally {
         let Some(run) = self.runs.get_mut(run) else { return };
         run.pause.add(seconds(cost.pause_ns));
         run.save.add(seconds(cost.save_ns));
+        if let Some(skew) = &cost.skew {
+            let [stop, resume] = &mut run.skew;
+            stop.add(seconds(skew.stop_ns));
+            resume.add(seconds(skew.resume_ns));
+        }
         add(&mut run.steps, &cost.steps_ns);
         add(&mut run.background, &cost.background_ns);
         for (part, pages) in &cost.parts {

@@ -44,6 +44,6 @@ pub use error::{Error, Result};
 pub use fermata_tracker::{Choice as TrackerChoice, Standing as TrackerStanding};
 pub use free::FreePages;
 pub use known::KnownPages;
-pub use machine::{Machine, Restore, Status, qemu_program};
+pub use machine::{Machine, Restore, Running, Status, Stopping, qemu_program};
 pub use pager::{Paging, WORKING_SET_MAX};
-pub use part::{DEVICES, FIRMWARE, MachineDetails, MachinePart, OtherWriters, RAM, ram_pages};
+pub use part::{DEVICES, FIRMWARE, MachineDetails, MachinePart, OtherWriters, PATIENCE, RAM, ram_pages};

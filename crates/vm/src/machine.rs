@@ -12,7 +12,7 @@ use crate::{
     device_state,
     faults::{Fate, FaultServer, Memory},
     held::{Held, HeldPages},
-    monitor::Monitor,
+    monitor::{Monitor, Ticket},
     pager::{Pager, Paging},
     watch,
 };
@@ -39,7 +39,7 @@ use std::{
 /// QEMU's descriptor for the device state; the shim has it too.
 const STATE_IN: u32 = 100;
 
-/// Longest time for the shim to hand over, and for a device state to be loaded.
+/// Longest time for the shim to hand over, for a device state to be loaded, and for an answer that nobody stands still for.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Where the firmware's memory ends: the processor starts just below 4 GiB.
@@ -59,6 +59,21 @@ pub enum Status {
     /// QEMU is gone, and why.
     Gone(String),
 }
+
+/// A stop that was set off.
+#[derive(Debug)]
+pub struct Stopping {
+    stop: Ticket,
+    status: Ticket,
+}
+
+/// A going on that was set off.
+#[derive(Debug)]
+pub struct Running(Ticket);
+
+/// Device state that is being written.
+#[derive(Debug)]
+pub(crate) struct Saving(Ticket);
 
 /// What a machine gets back into it.
 pub struct Restore<'a> {
@@ -269,18 +284,57 @@ impl Machine {
 
     /// Lets the guest run. One that has powered itself off does not go on from there.
     pub fn run(&self) -> Result<()> {
+        let asked = self.begin_run()?;
+        self.finish_run(asked, PATIENCE)
+    }
+
+    /// Sets off [`run`](Self::run): what begins several machines at once asks all of them before it waits for any.
+    pub fn begin_run(&self) -> Result<Running> {
         if self.off.load(Ordering::Relaxed) {
             let message = "it has powered itself off, and cannot go on from there: `fermata goto` an earlier checkpoint".to_owned();
             return Err(Error::Unsupported { machine: self.config.name.clone(), message });
         }
-        self.monitor.run(&qmp::cont {})?;
+        Ok(Running(self.monitor.ask(&qmp::cont {})?))
+    }
+
+    /// Waits until the guest runs, at most so long.
+    pub fn finish_run(&self, Running(asked): Running, patience: Duration) -> Result<()> {
+        self.monitor.answer::<qmp::cont>(asked, patience).inspect_err(|_| self.monitor.forget(asked))?;
         Ok(())
+    }
+
+    /// Nobody waits for it any more.
+    pub(crate) fn forget_run(&self, Running(asked): Running) {
+        self.monitor.forget(asked);
     }
 
     /// Stops the guest: no instruction, no device, no clock goes on.
     pub fn stop(&self) -> Result<()> {
-        self.monitor.run(&qmp::stop {})?;
+        let asked = self.begin_stop()?;
+        self.finish_stop(asked, PATIENCE)?;
         Ok(())
+    }
+
+    /// Sets off [`stop`](Self::stop).
+    pub fn begin_stop(&self) -> Result<Stopping> {
+        let stop = self.monitor.ask(&qmp::stop {})?;
+        // Right behind it: the guest may have powered itself off just before.
+        Ok(Stopping { stop, status: self.monitor.ask(&qmp::query_status {})? })
+    }
+
+    /// Waits until the guest stands still, at most so long. Returns why it does: paused, unless it had stopped by itself.
+    ///
+    /// A machine that does not answer in time stops when it comes to itself.
+    pub fn finish_stop(&self, Stopping { stop, status }: Stopping, patience: Duration) -> Result<Status> {
+        let answered = self.monitor.answer::<qmp::stop>(stop, patience);
+        let answered = answered.and_then(|_| self.monitor.answer::<qmp::query_status>(status, patience));
+        let info = answered.inspect_err(|_| [stop, status].into_iter().for_each(|ticket| self.monitor.forget(ticket)))?;
+        Ok(self.stands(info.status))
+    }
+
+    /// When the guest last stopped and last went on: wall clock of the host. None if it never did both.
+    pub fn stood(&self) -> Option<Range<Duration>> {
+        self.monitor.stood()
     }
 
     /// While it is held for a checkpoint, it counts as running: nobody stopped it, and it goes on in a moment.
@@ -290,21 +344,33 @@ impl Machine {
 
     /// What it does now.
     pub fn status(&self) -> Status {
+        self.status_within(PATIENCE)
+    }
+
+    /// The same; one that does not answer for so long counts as gone.
+    pub fn status_within(&self, patience: Duration) -> Status {
         if let Some(failure) = self.memory.fate.failure() {
             return Status::Gone(failure);
         }
-        match self.monitor.run(&qmp::query_status {}) {
-            Ok(info) => match info.status {
-                qmp::RunState::running => Status::Running,
-                qmp::RunState::shutdown | qmp::RunState::guest_panicked => Status::Off,
-                qmp::RunState::internal_error => Status::Failed("internal-error"),
-                qmp::RunState::io_error => Status::Failed("io-error"),
-                qmp::RunState::watchdog => Status::Failed("watchdog"),
-                _ if self.off.load(Ordering::Relaxed) => Status::Off,
-                _ if self.held.load(Ordering::Relaxed) => Status::Running,
-                _ => Status::Paused,
+        match self.monitor.run_within(&qmp::query_status {}, patience) {
+            Ok(info) if info.status == qmp::RunState::running => Status::Running,
+            Ok(info) => match self.stands(info.status) {
+                Status::Paused if self.held.load(Ordering::Relaxed) => Status::Running,
+                other => other,
             },
             Err(error) => Status::Gone(error.to_string()),
+        }
+    }
+
+    /// Why a guest that does not run stands still, by QEMU's name for it.
+    fn stands(&self, state: qmp::RunState) -> Status {
+        match state {
+            qmp::RunState::shutdown | qmp::RunState::guest_panicked => Status::Off,
+            qmp::RunState::internal_error => Status::Failed("internal-error"),
+            qmp::RunState::io_error => Status::Failed("io-error"),
+            qmp::RunState::watchdog => Status::Failed("watchdog"),
+            _ if self.off.load(Ordering::Relaxed) => Status::Off,
+            _ => Status::Paused,
         }
     }
 
@@ -332,18 +398,27 @@ impl Machine {
 
     /// The state of the stopped machine's devices, as QEMU writes it.
     pub fn device_state(&self) -> Result<Vec<u8>> {
-        Ok(self.device_state_beside(|| ())?.0)
+        let asked = self.begin_device_state()?;
+        self.finish_device_state(asked, PATIENCE)
     }
 
-    /// The same, with something else done while QEMU writes; it must not speak to QEMU.
-    pub(crate) fn device_state_beside<T>(&self, work: impl FnOnce() -> T) -> Result<(Vec<u8>, T)> {
-        let path = self.place.device_state();
+    /// Has QEMU write the state of the stopped machine's devices.
+    pub(crate) fn begin_device_state(&self) -> Result<Saving> {
+        let filename = self.place.device_state().to_string_lossy().into_owned();
         // live: false leaves the machine stopped, and its clocks as they are.
-        let save = qmp::xen_save_devices_state { filename: path.to_string_lossy().into_owned(), live: Some(false) };
-        let (_, done) = self.monitor.run_beside(&save, work)?;
-        let state =
-            read_at_most(&path, device_state::BYTES_MAX).map_err(|source| Error::Io { what: "reading the device state", path, source })?;
-        Ok((state, done))
+        Ok(Saving(self.monitor.ask(&qmp::xen_save_devices_state { filename, live: Some(false) })?))
+    }
+
+    /// Waits for it, at most so long.
+    pub(crate) fn finish_device_state(&self, Saving(asked): Saving, patience: Duration) -> Result<Vec<u8>> {
+        self.monitor.answer::<qmp::xen_save_devices_state>(asked, patience).inspect_err(|_| self.monitor.forget(asked))?;
+        let path = self.place.device_state();
+        read_at_most(&path, device_state::BYTES_MAX).map_err(|source| Error::Io { what: "reading the device state", path, source })
+    }
+
+    /// Nobody waits for it any more.
+    pub(crate) fn forget_device_state(&self, Saving(asked): Saving) {
+        self.monitor.forget(asked);
     }
 
     /// What is in the firmware's read-only memory: the BIOS that a reset begins with. Empty if nobody said.

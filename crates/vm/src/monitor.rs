@@ -2,13 +2,15 @@
 
 use crate::{Error, Result, lines::Lines};
 use fermata_linux::{Child, clock::Stopwatch};
-use qapi::{Command, ExecuteError, Qmp, Stream};
+use qapi::{Any, Command, ExecuteError, Qmp, Stream, Timestamp, qmp};
 use std::{
+    collections::{BTreeMap, VecDeque},
     fs,
     io::{self, BufRead, BufReader, BufWriter},
+    ops::Range,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -19,20 +21,90 @@ const LINE_MAX: u64 = 16 << 20;
 
 pub(crate) type Connection = Qmp<Stream<Lines<BufReader<UnixStream>>, BufWriter<UnixStream>>>;
 
-/// A QMP connection. One command at a time.
+/// A QMP connection. Commands are answered in the order in which they are asked.
 pub(crate) struct Monitor {
     machine: String,
     socket: PathBuf,
     child: Arc<Child>,
     log: PathBuf,
-    // None once an answer failed to come: what arrives later would be taken for the answer of another command. The next command connects anew.
-    connection: Mutex<Option<Connection>>,
+    // None once an answer cannot be understood: nobody knows what the next one would be the answer of. The next command connects anew.
+    talk: Mutex<Option<Talk>>,
+}
+
+/// A command that was asked, and whose answer is to be fetched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Ticket(u64);
+
+struct Talk {
+    connection: Connection,
+    /// The same socket, to say how long an answer may take.
+    stream: UnixStream,
+    tickets: u64,
+    /// What was asked and is not answered yet, in order; none if nobody wants the answer.
+    asked: VecDeque<Option<Ticket>>,
+    /// Answers that came while somebody else waited for another one.
+    answers: BTreeMap<Ticket, Result<Any, qapi::Error>>,
+    /// When the guest last stopped and went on, as QEMU told.
+    stopped: Option<Timestamp>,
+    resumed: Option<Timestamp>,
+}
+
+impl Talk {
+    fn begin(stream: UnixStream) -> Result<Self, ExecuteError> {
+        let connection = handshake(stream.try_clone()?)?;
+        let (asked, answers) = (VecDeque::new(), BTreeMap::new());
+        Ok(Self { connection, stream, tickets: 0, asked, answers, stopped: None, resumed: None })
+    }
+
+    fn ask<C: Command>(&mut self, command: &C) -> io::Result<Ticket> {
+        self.connection.write_command(command)?;
+        self.tickets += 1;
+        self.asked.push_back(Some(Ticket(self.tickets)));
+        Ok(Ticket(self.tickets))
+    }
+
+    /// Reads the next answer, whoever waits for it.
+    fn read(&mut self, patience: Duration) -> io::Result<()> {
+        self.stream.set_read_timeout(Some(patience))?;
+        // Any command whose answer can be anything would do.
+        let answer = match self.connection.read_response::<qmp::qom_get>() {
+            Err(ExecuteError::Io(error)) => return Err(error),
+            Err(ExecuteError::Qapi(refusal)) => Err(refusal),
+            Ok(answer) => Ok(answer),
+        };
+        for event in self.connection.events() {
+            match event {
+                qmp::Event::STOP { timestamp, .. } => self.stopped = Some(timestamp),
+                qmp::Event::RESUME { timestamp, .. } => self.resumed = Some(timestamp),
+                // What others tell is asked for when it is needed.
+                _ => {}
+            }
+        }
+        if let Some(Some(ticket)) = self.asked.pop_front() {
+            self.answers.insert(ticket, answer);
+        }
+        Ok(())
+    }
+
+    /// The answer of this command. None: it will not come.
+    fn answer(&mut self, ticket: Ticket, patience: Duration) -> io::Result<Option<Result<Any, qapi::Error>>> {
+        while !self.answers.contains_key(&ticket) && self.asked.contains(&Some(ticket)) {
+            self.read(patience)?;
+        }
+        Ok(self.answers.remove(&ticket))
+    }
+
+    /// Nobody will ask for it. It is read some day, and dropped.
+    fn forget(&mut self, ticket: Ticket) {
+        self.answers.remove(&ticket);
+        self.asked.iter_mut().filter(|asked| **asked == Some(ticket)).for_each(|asked| *asked = None);
+    }
 }
 
 impl Monitor {
     /// Connects to a QEMU that is starting.
     pub fn connect(machine: &str, socket: &Path, log: PathBuf, child: Arc<Child>) -> Result<Self> {
-        let monitor = Self { machine: machine.to_owned(), socket: socket.to_owned(), child, log, connection: Mutex::new(None) };
+        let monitor = Self { machine: machine.to_owned(), socket: socket.to_owned(), child, log, talk: Mutex::new(None) };
         let waited = Stopwatch::start();
         let stream = loop {
             match UnixStream::connect(socket) {
@@ -42,39 +114,79 @@ impl Monitor {
                 Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }
         };
-        let connection = handshake(stream).map_err(|error| monitor.failed("qmp_capabilities", error))?;
-        *monitor.connection.lock().expect("nobody panics with the lock") = Some(connection);
+        let talk = Talk::begin(stream).map_err(|error| monitor.failed("qmp_capabilities", PATIENCE, error))?;
+        *monitor.talk() = Some(talk);
         Ok(monitor)
     }
 
     /// Runs a command and waits for its answer.
     pub fn run<C: Command>(&self, command: &C) -> Result<C::Ok> {
-        Ok(self.run_beside(command, || ())?.0)
+        self.run_within(command, PATIENCE)
     }
 
-    /// Runs a command, and does something else while QEMU is at it.
-    pub fn run_beside<C: Command, T>(&self, command: &C, work: impl FnOnce() -> T) -> Result<(C::Ok, T)> {
-        let mut slot = self.connection.lock().expect("nobody panics with the lock");
+    /// The same, for a shorter time.
+    pub fn run_within<C: Command>(&self, command: &C, patience: Duration) -> Result<C::Ok> {
+        let ticket = self.ask(command)?;
+        self.answer::<C>(ticket, patience).inspect_err(|_| self.forget(ticket))
+    }
+
+    /// Asks for a command. QEMU is at it from now on, and the answer can be fetched.
+    pub fn ask<C: Command>(&self, command: &C) -> Result<Ticket> {
+        let mut slot = self.talk();
         if slot.is_none() && self.child.ended().is_none() {
-            *slot = UnixStream::connect(&self.socket).map_err(ExecuteError::from).and_then(handshake).ok();
+            *slot = UnixStream::connect(&self.socket).map_err(ExecuteError::from).and_then(Talk::begin).ok();
         }
-        let Some(connection) = slot.as_mut() else { return Err(self.gone("does not answer")) };
-        let asked = connection.write_command(command);
-        let done = work();
-        let answer = asked.map_err(ExecuteError::Io).and_then(|()| connection.read_response::<C>());
-        // Nobody reads events: what they tell is asked for when it is needed.
-        connection.events();
-        if let Err(ExecuteError::Io(_)) = &answer {
+        let Some(talk) = slot.as_mut() else { return Err(self.gone("does not answer")) };
+        let asked = talk.ask(command);
+        if asked.is_err() {
             *slot = None;
         }
-        Ok((answer.map_err(|error| self.failed(C::NAME, error))?, done))
+        asked.map_err(|error| self.failed(C::NAME, PATIENCE, error.into()))
     }
 
-    fn failed(&self, command: &'static str, error: ExecuteError) -> Error {
+    /// Fetches the answer of a command. If it does not come in time, it can still be fetched, or forgotten.
+    pub fn answer<C: Command>(&self, ticket: Ticket, patience: Duration) -> Result<C::Ok> {
+        let mut slot = self.talk();
+        let Some(talk) = slot.as_mut() else { return Err(self.gone("does not answer")) };
+        let failed = |error| self.failed(C::NAME, patience, error);
+        match talk.answer(ticket, patience) {
+            Ok(Some(answer)) => {
+                let value = answer.map_err(|refusal| failed(ExecuteError::Qapi(refusal)))?;
+                serde_json::from_value(value).map_err(|error| failed(ExecuteError::Io(error.into())))
+            }
+            Ok(None) => Err(self.gone("does not answer")),
+            Err(error) => {
+                if !is_timeout(&error) {
+                    *slot = None;
+                }
+                Err(failed(error.into()))
+            }
+        }
+    }
+
+    /// Says that nobody will fetch the answer of a command.
+    pub fn forget(&self, ticket: Ticket) {
+        if let Some(talk) = self.talk().as_mut() {
+            talk.forget(ticket);
+        }
+    }
+
+    /// When the guest last stopped and when it last went on, as QEMU told: wall clock of the host, to the microsecond.
+    pub fn stood(&self) -> Option<Range<Duration>> {
+        let slot = self.talk();
+        let talk = slot.as_ref()?;
+        Some(since_1970(talk.stopped?)?..since_1970(talk.resumed?)?)
+    }
+
+    fn talk(&self) -> MutexGuard<'_, Option<Talk>> {
+        self.talk.lock().expect("nobody panics with the lock")
+    }
+
+    fn failed(&self, command: &'static str, patience: Duration, error: ExecuteError) -> Error {
         match error {
             ExecuteError::Qapi(refusal) => Error::Command { machine: self.machine.clone(), command, message: refusal.desc },
-            ExecuteError::Io(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                self.gone(&format!("does not answer {command} for {} s", PATIENCE.as_secs()))
+            ExecuteError::Io(error) if is_timeout(&error) => {
+                self.gone(&format!("does not answer {command} for {} s", patience.as_secs_f64().ceil()))
             }
             ExecuteError::Io(error) => self.gone(&format!("is gone ({command}: {error})")),
         }
@@ -94,6 +206,17 @@ impl Monitor {
         let last: Vec<_> = log.lines().rev().take(3).collect();
         Error::Gone { machine: self.machine.clone(), how, log: last.into_iter().rev().collect::<Vec<_>>().join(" / ") }
     }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+/// Only its JSON tells what is in it.
+fn since_1970(timestamp: Timestamp) -> Option<Duration> {
+    let fields = serde_json::to_value(timestamp).ok()?;
+    let field = |name: &str| fields.get(name)?.as_u64();
+    Some(Duration::from_secs(field("seconds")?) + Duration::from_micros(field("microseconds")?))
 }
 
 /// Begins a conversation.

@@ -9,14 +9,15 @@ use crate::{
     free::{Instant, Memo, Seen},
     held::HeldPages,
     known::{Aside, CapturedAside},
+    machine::{Running, Saving, Stopping},
     staging::Staging,
 };
-use fermata_checkpoint::{Captured, Failure, Note, Outcome, Part, Saved};
+use fermata_checkpoint::{Captured, Failure, Note, Outcome, Part, Phase, Saved};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::{Class, Writer};
 use fermata_types::{MachineId, PAGE_SIZE, PageCounts, PageName, PageNumber, PageSet, PartKind, PartState, Root, VirtualTime, ZERO_PAGE};
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Duration};
 
 /// The page table of a machine's RAM in its [`PartState`].
 pub const RAM: &str = "ram";
@@ -37,6 +38,9 @@ const ROUNDS_MAX: usize = 6;
 const WORTH: f64 = 0.75;
 /// The pause may find this many times the pages of the last round, and still ask for no memory.
 const SURPRISE: usize = 2;
+
+/// Longest time that all machines of an experiment stand still because one does not answer. An answer takes some milliseconds.
+pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Pages that have been through the sieve.
 pub(crate) type Ahead = BTreeMap<PageNumber, (PageName, Class)>;
@@ -60,6 +64,13 @@ pub trait OtherWriters: Send + Sync {
     fn take_written(&self) -> PageSet;
 }
 
+/// What a machine was asked, since when, and what was noted meanwhile.
+enum Asked {
+    Stop(Stopping, Stopwatch),
+    Save(Saving, Option<HeldPages>, CapturedAside),
+    Run(Running, Stopwatch),
+}
+
 /// A running machine, ready to be checkpointed.
 pub struct MachinePart {
     machine: Arc<Machine>,
@@ -80,6 +91,14 @@ pub struct MachinePart {
     taken: PageSet,
     /// What the machine did before it was frozen.
     before: Status,
+    /// What it was asked in this phase.
+    asked: Option<Asked>,
+    /// It did not answer in this pause.
+    silent: bool,
+    /// Where its clock stood when it was captured.
+    time: Option<VirtualTime>,
+    /// From when to when it stood still in the last pause.
+    stood: Option<Range<Duration>>,
     notes: Vec<Note>,
     /// What the last checkpoint learned of the guest's pages.
     memo: Memo,
@@ -109,6 +128,10 @@ impl MachinePart {
             outrun: false,
             taken: PageSet::new(),
             before: Status::Paused,
+            asked: None,
+            silent: false,
+            time: None,
+            stood: None,
             notes: Vec::new(),
             memo: Memo::default(),
         })
@@ -201,10 +224,73 @@ impl MachinePart {
         Ok((left, self.aside.capture(self.machine.ram())?))
     }
 
+    /// Stopping it, and asking how it stands.
+    fn begin_freeze(&mut self) -> Result<()> {
+        if self.before == Status::Running {
+            self.machine.hold(true);
+            let watch = Stopwatch::start();
+            let asked = self.machine.begin_stop().inspect_err(|_| self.silent = true)?;
+            self.asked = Some(Asked::Stop(asked, watch));
+        }
+        Ok(())
+    }
+
+    /// We look after the pages while QEMU writes the device state. Saving devices does not write to guest memory, so neither waits for the other.
+    fn begin_capture(&mut self) -> Result<()> {
+        let machine = self.machine.clone();
+        let asked = machine.begin_device_state().inspect_err(|_| self.silent = true)?;
+        match self.note_pages(&machine) {
+            Ok((held, aside)) => self.asked = Some(Asked::Save(asked, held, aside)),
+            Err(error) => {
+                machine.forget_device_state(asked);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn note_pages(&mut self, machine: &Machine) -> Result<(Option<HeldPages>, CapturedAside)> {
+        // From the list of pages to their being held; somebody may be on the way through since before the machine stopped.
+        let _nobody_writes = machine.nobody_writes();
+        let pages = self.timed("scan", Self::left)?;
+        let (pages, aside) = self.timed("map", |part| part.set_aside(pages))?;
+        let held = match machine.capture().mode {
+            CaptureMode::Cow => true,
+            CaptureMode::Auto => self.outrun && machine.capture().can_hold(),
+            CaptureMode::Precopy | CaptureMode::Stop => false,
+        };
+        if held {
+            return Ok((Some(self.timed("hold", |part| Ok(part.hold(pages)))?), aside));
+        }
+        self.timed("copy", |part| part.copy(&pages))?;
+        Ok((None, aside))
+    }
+
+    /// Only what ran goes on. One that was silent is told to go on when it comes to itself; nobody waits for that.
+    fn begin_thaw(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.before, Status::Paused) != Status::Running {
+            self.machine.hold(false);
+            return Ok(());
+        }
+        let watch = Stopwatch::start();
+        let asked = self.machine.begin_run();
+        if self.silent {
+            self.machine.hold(false);
+            asked.map(|asked| self.machine.forget_run(asked)).unwrap_or_default();
+            return Ok(());
+        }
+        self.asked = Some(Asked::Run(asked.inspect_err(|_| self.machine.hold(false))?, watch));
+        Ok(())
+    }
+
+    fn note(&mut self, step: &'static str, since: Stopwatch) {
+        self.notes.push(Note { step, took: since.elapsed() });
+    }
+
     fn timed<T>(&mut self, step: &'static str, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let watch = Stopwatch::start();
         let result = work(self);
-        self.notes.push(Note { step, took: watch.elapsed() });
+        self.note(step, watch);
         result
     }
 }
@@ -233,72 +319,90 @@ impl Part<Writer> for MachinePart {
         }
         self.taken |= &self.owed;
         self.outrun = false;
+        (self.silent, self.time, self.stood) = (false, None, None);
+        match self.machine.status_within(PATIENCE) {
+            Status::Gone(why) => return Err(format!("it is gone ({why}): `fermata goto ID` brings it back").into()),
+            status => self.before = status,
+        }
         if matches!(self.machine.capture().mode, CaptureMode::Auto | CaptureMode::Precopy) {
             self.copy_ahead(storage)?;
         }
         Ok(())
     }
 
-    fn freeze(&mut self) -> Result<(), Failure> {
-        match self.machine.status() {
-            Status::Gone(why) => return Err(why.into()),
-            status => self.before = status,
+    fn catch_up(&mut self) -> Result<(), Failure> {
+        if matches!(self.machine.capture().mode, CaptureMode::Auto | CaptureMode::Precopy) && !self.outrun {
+            let pages = self.written()?;
+            let pages = self.aside.set_aside(pages);
+            self.copy(&pages)?;
         }
-        if self.before == Status::Running {
-            self.machine.hold(true);
-            self.timed("stop", |part| part.machine.stop())?;
+        Ok(())
+    }
+
+    fn begin(&mut self, phase: Phase) -> Result<(), Failure> {
+        self.asked = None;
+        match phase {
+            Phase::Freeze => self.begin_freeze()?,
+            Phase::Capture => self.begin_capture()?,
+            Phase::Thaw => self.begin_thaw()?,
+        }
+        Ok(())
+    }
+
+    fn freeze(&mut self) -> Result<(), Failure> {
+        if let Some(Asked::Stop(asked, since)) = self.asked.take() {
+            let stands = self.machine.finish_stop(asked, PATIENCE).inspect_err(|_| self.silent = true)?;
+            self.note("stop", since);
+            // Unless it had stopped by itself a moment before.
+            if stands != Status::Paused {
+                self.before = stands;
+            }
         }
         Ok(())
     }
 
     fn capture(&mut self) -> Result<Box<dyn Captured<Writer>>, Failure> {
-        let machine = self.machine.clone();
+        let Some(Asked::Save(asked, held, aside)) = self.asked.take() else { return Err("its capture was not begun".into()) };
         let watch = Stopwatch::start();
-        // QEMU writes the device state while we look after the pages. Saving devices does not write to guest memory, so neither waits for the other.
-        let (devices, pages) = machine.device_state_beside(|| {
-            // From the list of pages to their being held; somebody may be on the way through since before the machine stopped.
-            let _nobody_writes = machine.nobody_writes();
-            let pages = self.timed("scan", Self::left)?;
-            let (pages, aside) = self.timed("map", |part| part.set_aside(pages))?;
-            let held = match machine.capture().mode {
-                CaptureMode::Cow => true,
-                CaptureMode::Auto => self.outrun && machine.capture().can_hold(),
-                CaptureMode::Precopy | CaptureMode::Stop => false,
-            };
-            let held = if held {
-                Some(self.timed("hold", |part| Ok(part.hold(pages)))?)
-            } else {
-                self.timed("copy", |part| part.copy(&pages))?;
-                None
-            };
-            Ok::<_, Error>((held, aside, watch.elapsed()))
-        })?;
-        let (held, aside, taken) = pages?;
+        let saved = self.machine.finish_device_state(asked, PATIENCE);
+        self.silent = matches!(saved, Err(Error::Gone { .. }));
+        let devices = saved?;
         // What was left to wait for.
-        self.notes.push(Note { step: "devices", took: watch.elapsed().saturating_sub(taken) });
+        self.note("devices", watch);
+        self.time = device_state::virtual_time(&devices, self.config.deterministic);
         Ok(Box::new(CapturedMachine {
             config: self.config.clone(),
             id: self.id,
             off: self.before == Status::Off,
+            time: self.time,
             base: self.base,
             ahead: std::mem::take(&mut self.ahead),
             staging: std::mem::take(&mut self.staging),
             held,
             aside,
             devices,
-            firmware: machine.firmware(),
-            free: machine.capture().free,
+            firmware: self.machine.firmware(),
+            free: self.machine.capture().free,
             memo: self.memo.clone(),
         }))
     }
 
+    fn time(&self) -> Option<VirtualTime> {
+        // Virtual time of a deterministic machine is what it has computed, and nobody else's.
+        self.time.filter(|_| self.before == Status::Running && !self.config.deterministic)
+    }
+
     fn thaw(&mut self) -> Result<(), Failure> {
-        if std::mem::replace(&mut self.before, Status::Paused) == Status::Running {
-            let resumed = self.timed("resume", |part| part.machine.run());
-            self.machine.hold(false);
-            resumed?;
-        }
-        Ok(())
+        let Some(Asked::Run(asked, since)) = self.asked.take() else { return Ok(()) };
+        let resumed = self.machine.finish_run(asked, PATIENCE);
+        self.note("resume", since);
+        self.machine.hold(false);
+        self.stood = self.machine.stood();
+        Ok(resumed?)
+    }
+
+    fn stood(&self) -> Option<Range<Duration>> {
+        self.stood.clone()
     }
 
     fn settle(&mut self, outcome: Outcome<'_>) {
@@ -320,6 +424,7 @@ struct CapturedMachine {
     config: MachineConfig,
     id: MachineId,
     off: bool,
+    time: Option<VirtualTime>,
     base: Root,
     ahead: Ahead,
     staging: Staging,
@@ -346,8 +451,7 @@ impl Captured<Writer> for CapturedMachine {
         self.ahead.extend(free.into_iter().map(|page| (page, (ZERO_PAGE, Class::Free))));
         std::mem::take(&mut self.aside).save(&self.config.name, storage, &mut self.ahead)?;
         seen.leave_out(&mut self.ahead);
-        let time_virtual = device_state::virtual_time(&self.devices, self.config.deterministic)
-            .ok_or_else(|| self.corrupt("QEMU wrote a device state without a clock"))?;
+        let time_virtual = self.time.ok_or_else(|| self.corrupt("QEMU wrote a device state without a clock"))?;
         let changes: Vec<_> = self.ahead.iter().map(|(page, (name, _))| (*page, (*name != ZERO_PAGE).then_some(*name))).collect();
         let ram = storage.update_table(&self.base, &changes)?;
         let composition = self.memo.remember(seen, ram);

@@ -2,24 +2,26 @@
 
 use super::{Context, Result};
 use crate::{
+    instant::Instant,
     out::{Paint, Style},
     pick, progress, text,
 };
 use clap::Args;
 use fermata_api::{
     Service,
-    values::{self, CheckpointRequest},
+    values::{self, CheckpointRequest, When},
 };
 
-/// Take a checkpoint now
+/// Take a checkpoint, now or at an instant
 ///
-/// Returns when the checkpoint is stored for good. The guest stands still only for a few milliseconds of that, and does not see them. If it fails, the
-/// guest runs on and nothing is stored.
+/// Returns when the checkpoint is stored for good. All machines stand still together, only for a few milliseconds of that, and do not see them. If it
+/// fails, they run on and nothing is stored.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
   fermata checkpoint
   fermata checkpoint -m \"before the upgrade\"
+  fermata checkpoint --at +5s
   fermata checkpoint --run what-if --json")]
 pub struct Checkpoint {
     /// A word about why
@@ -33,13 +35,22 @@ pub struct Checkpoint {
     /// Without it such pages are neither copied nor hashed: who moved them between memory and disk has kept book. The guest stands still for longer.
     #[arg(long)]
     paranoid: bool,
+    /// Wait for this instant of the machines' virtual time: +5s from now, or 12.5s as the log counts
+    ///
+    /// No virtual time passes while the run is paused. Ctrl-C gives it up.
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    at: Option<Instant>,
 }
 
 impl Checkpoint {
     pub fn run(self, context: &Context) -> Result {
         let (_, keeper) = pick::keeper(context)?;
-        let request = CheckpointRequest { run: self.run, message: self.message, paranoid: self.paranoid };
-        let taken = progress::during(&context.out, "taking a checkpoint", || keeper.activity(), || keeper.checkpoint(request))?;
+        let when = self.at.map(|Instant(when)| when);
+        if let Some(when) = when {
+            context.out.note(&awaited(when));
+        }
+        let request = CheckpointRequest { run: self.run, message: self.message, paranoid: self.paranoid, when };
+        let taken = progress::during(&context.out, "taking a checkpoint", || keeper.activity(), || keeper.checkpoint(request, &|| true))?;
         context.out.answer(&taken, |style| text(&taken, context.out.quiet, style))?;
         Ok(0)
     }
@@ -49,8 +60,9 @@ fn text(taken: &values::Checkpoint, quiet: bool, style: &Style) -> String {
     if quiet {
         return taken.id.to_string();
     }
+    let skew = taken.skew.map_or_else(String::new, |skew| format!(" (stopped within {})", text::ms(skew.stop_ms)));
     format!(
-        "{}  paused {}, {} written, {} stored, at {}",
+        "{}  paused {}{skew}, {} written, {} stored, at {}",
         style.paint(Paint::Id, &taken.id.short()),
         text::ms(taken.pause_ms),
         text::several(taken.pages.written(), "page"),
@@ -59,10 +71,19 @@ fn text(taken: &values::Checkpoint, quiet: bool, style: &Style) -> String {
     )
 }
 
+/// What is waited for.
+fn awaited(when: When) -> String {
+    match when {
+        When::AfterNs(ns) => format!("a checkpoint is taken {} of virtual time from now", text::instant(ns)),
+        When::AtNs(ns) => format!("a checkpoint is taken when it is {} in the machines", text::instant(ns)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::commands::samples::checkpoint;
+    use fermata_api::values::Skew;
 
     #[test]
     fn what_it_says() {
@@ -71,6 +92,8 @@ mod tests {
             text(&taken, false, &Style::default()),
             "050505050505  paused 4.21 ms, 3,411 pages written, 12.3 MiB stored, at 10.000s"
         );
+        let taken = values::Checkpoint { skew: Some(Skew { stop_ms: 0.21, resume_ms: 0.3, time_ms: 0.25 }), ..taken };
+        assert!(text(&taken, false, &Style::default()).contains("paused 4.21 ms (stopped within 0.21 ms), "));
         assert_eq!(text(&taken, true, &Style::default()), "05".repeat(32));
     }
 }

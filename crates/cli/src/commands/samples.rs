@@ -24,6 +24,7 @@ pub fn checkpoint(number: u8, parent: Option<u8>, branch: &str) -> Checkpoint {
         created: "2026-11-21T08:43:00.000Z".to_owned(),
         time_virtual_ns: u64::from(number) * 2_000_000_000,
         pause_ms: 4.213,
+        skew: None,
         steps_ms: BTreeMap::from([("m1 stop".to_owned(), 0.4), ("m1 devices".to_owned(), 2.0)]),
         save_ms: 120.0,
         stored_bytes: 12_900_000,
@@ -87,7 +88,13 @@ pub fn machine(name: &str) -> Machine {
 }
 
 pub fn run(name: &str) -> Run {
-    Run { name: name.to_owned(), branch: name.to_owned(), head: Some(id(5)), machines: vec![machine("m1")] }
+    Run {
+        name: name.to_owned(),
+        branch: name.to_owned(),
+        head: Some(id(5)),
+        time_virtual_ns: Some(12_000_000_000),
+        machines: vec![machine("m1")],
+    }
 }
 
 pub fn experiment(name: &str) -> Experiment {

@@ -109,6 +109,10 @@ fn facts(checkpoint: &Checkpoint, style: &Style) -> String {
     fact("created", text::harmless(&checkpoint.created).into());
     fact("virtual time", text::instant(checkpoint.time_virtual_ns).into());
     fact("pause", text::ms(checkpoint.pause_ms).into());
+    if let Some(skew) = &checkpoint.skew {
+        let [stop, resume, time] = [skew.stop_ms, skew.resume_ms, skew.time_ms].map(text::ms);
+        fact("skew", format!("machines stopped within {stop}, {time} apart in virtual time, and went on within {resume}").into());
+    }
     fact("stored", format!("{}, in {} behind the guest", text::bytes(checkpoint.stored_bytes), text::ms(checkpoint.save_ms)).into());
     table.render(style)
 }

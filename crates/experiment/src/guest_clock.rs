@@ -1,0 +1,84 @@
+//! What virtual time it is while the guests run, to have something happen at a given one.
+
+use fermata_types::VirtualTime;
+use std::{
+    sync::{Mutex, MutexGuard},
+    time::Duration,
+};
+
+/// The virtual time of an experiment, as seen from outside: what was read from the guests' own clocks when they last stood still, and the host's time since
+/// they run.
+#[derive(Debug, Default)]
+pub(crate) struct GuestClock(Mutex<Hands>);
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Hands {
+    at: VirtualTime,
+    /// The host's time since which the guests run on from there; none if they stand still.
+    since: Option<Duration>,
+}
+
+impl Hands {
+    fn at(self, now: Duration) -> VirtualTime {
+        let passed = self.since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+        VirtualTime::from_ns(self.at.ns.saturating_add(u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+impl GuestClock {
+    /// The virtual time at this time of the host.
+    pub fn at(&self, now: Duration) -> VirtualTime {
+        self.hands().at(now)
+    }
+
+    /// Whether the guests run.
+    pub fn runs(&self) -> bool {
+        self.hands().since.is_some()
+    }
+
+    /// How long, at this time of the host, until that virtual time, if the guests run.
+    pub fn until(&self, then: VirtualTime, now: Duration) -> Duration {
+        Duration::from_nanos(then.ns.saturating_sub(self.at(now).ns))
+    }
+
+    /// The guests stand still, at this virtual time.
+    pub fn stop_at(&self, at: VirtualTime) {
+        *self.hands() = Hands { at, since: None };
+    }
+
+    /// The guests stand still.
+    pub fn stop(&self, now: Duration) {
+        let mut hands = self.hands();
+        *hands = Hands { at: hands.at(now), since: None };
+    }
+
+    /// The guests go on, from this virtual time if somebody has read it.
+    pub fn go_on(&self, read: Option<VirtualTime>, now: Duration) {
+        let mut hands = self.hands();
+        *hands = Hands { at: read.unwrap_or(hands.at(now)), since: Some(now) };
+    }
+
+    fn hands(&self) -> MutexGuard<'_, Hands> {
+        self.0.lock().expect("nobody panics with the lock")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_stands_while_the_guests_do() {
+        let (second, time) = (Duration::from_secs, |s: u64| VirtualTime::from_ns(s * 1_000_000_000));
+        let clock = GuestClock::default();
+        clock.stop_at(time(5));
+        assert_eq!((clock.at(second(100)), clock.runs()), (time(5), false));
+        clock.go_on(None, second(100));
+        assert_eq!((clock.at(second(103)), clock.runs()), (time(8), true));
+        assert_eq!((clock.until(time(10), second(103)), clock.until(time(7), second(103))), (second(2), Duration::ZERO));
+        clock.stop(second(104));
+        assert_eq!(clock.at(second(200)), time(9));
+        clock.go_on(Some(time(8)), second(300));
+        assert_eq!(clock.at(second(301)), time(9));
+    }
+}

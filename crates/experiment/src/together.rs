@@ -1,0 +1,89 @@
+//! Several machines stopped, or started, as near together as can be: all are asked before any is waited for.
+
+use crate::{Error, Result};
+use fermata_linux::clock::Stopwatch;
+use fermata_types::VirtualTime;
+use fermata_vm::{Machine, PATIENCE};
+use std::{sync::Arc, time::Duration};
+
+/// Waits shorter than this are not slept, for sleeping takes longer than it is told.
+const AWAKE: Duration = Duration::from_micros(200);
+
+/// Nobody is held back for longer than this in one pause because its clock is ahead; the rest is made good in the next ones.
+const AHEAD_MAX: Duration = Duration::from_millis(20);
+
+/// How long after the earliest of these, each is to start, so that all clocks show the same from then on. Whoever has no clock starts at once.
+pub(crate) fn delays(times: &[Option<VirtualTime>]) -> Vec<Duration> {
+    let earliest = times.iter().flatten().map(|time| time.ns).min().unwrap_or(0);
+    let ahead = |time: &Option<VirtualTime>| time.map_or(Duration::ZERO, |time| Duration::from_nanos(time.ns - earliest).min(AHEAD_MAX));
+    times.iter().map(ahead).collect()
+}
+
+/// Waits until so much has passed on the watch, to a few microseconds.
+pub(crate) fn wait_until(watch: &Stopwatch, passed: Duration) {
+    loop {
+        let left = passed.saturating_sub(watch.elapsed());
+        match left {
+            Duration::ZERO => return,
+            left if left > AWAKE => std::thread::sleep(left - AWAKE),
+            _ => std::hint::spin_loop(),
+        }
+    }
+}
+
+/// A machine that is to go on.
+pub(crate) struct Start {
+    pub machine: Arc<Machine>,
+    /// The virtual time at which it does, if it shares that with the others.
+    pub from: Option<VirtualTime>,
+}
+
+/// Lets machines go on. All are tried; the first that cannot is told.
+pub(crate) fn run_together(starts: Vec<Start>) -> Result<()> {
+    let delays = delays(&starts.iter().map(|start| start.from).collect::<Vec<_>>());
+    let mut starts: Vec<_> = delays.into_iter().zip(starts).collect();
+    starts.sort_by_key(|(delay, _)| *delay);
+    let watch = Stopwatch::start();
+    let mut begun = Vec::with_capacity(starts.len());
+    for (delay, start) in &starts {
+        wait_until(&watch, *delay);
+        begun.push(start.machine.begin_run());
+    }
+    let finish = |((_, start), begun): (&(Duration, Start), fermata_vm::Result<_>)| start.machine.finish_run(begun?, PATIENCE);
+    let results: Vec<_> = starts.iter().zip(begun).map(finish).collect();
+    Ok(results.into_iter().collect::<fermata_vm::Result<()>>()?)
+}
+
+/// Stops machines. All are tried; the first that cannot is told, unless it is gone and another is not.
+pub(crate) fn stop_together<'a>(machines: impl Iterator<Item = &'a Arc<Machine>>) -> Result<()> {
+    let begun: Vec<_> = machines.map(|machine| (machine, machine.begin_stop())).collect();
+    let results: Vec<_> = begun.into_iter().map(|(machine, begun)| machine.finish_stop(begun?, PATIENCE)).collect();
+    let one_stands = results.iter().any(Result::is_ok);
+    let failed = results.into_iter().filter_map(Result::err);
+    let mut told = failed.filter(|error| !(one_stands && matches!(error, fermata_vm::Error::Gone { .. })));
+    told.next().map_or(Ok(()), |error| Err(Error::from(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_is_ahead_waits_for_the_others() {
+        let at = |us: u64| Some(VirtualTime::from_ns(us * 1000));
+        let us = Duration::from_micros;
+        assert_eq!(delays(&[at(500), at(200), None, at(230)]), [us(300), us(0), us(0), us(30)]);
+        assert_eq!(delays(&[at(0), at(9_000_000)]), [us(0), AHEAD_MAX]);
+        assert_eq!(delays(&[None]), [us(0)]);
+        assert_eq!(delays(&[]), []);
+    }
+
+    #[test]
+    fn a_wait_is_never_too_short() {
+        for passed in [0, 50, 900].map(Duration::from_micros) {
+            let watch = Stopwatch::start();
+            wait_until(&watch, passed);
+            assert!(watch.elapsed() >= passed);
+        }
+    }
+}

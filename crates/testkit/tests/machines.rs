@@ -1,0 +1,164 @@
+//! Three machines as one experiment: every instant of all of them comes back as it was, their clocks do not drift apart, and one that dies or hangs disturbs
+//! nobody else.
+
+use fermata_experiment::{Asked, Body, Journey, Moment, Run, Status, When};
+use fermata_linux::clock::Stopwatch;
+use fermata_testkit::{
+    Bench, Snapshot,
+    bench::{await_console_of, console_of},
+    cli, guests,
+};
+use fermata_types::VirtualTime;
+use fermata_vm::MachineDetails;
+use std::{process::Command, time::Duration};
+
+const BOOT: Duration = Duration::from_secs(90);
+const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false };
+/// A machine that hangs is given up after five seconds, and this much is room for a slow host.
+const GIVEN_UP: Duration = Duration::from_secs(15);
+
+/// Two that write to their disks, and one without.
+fn three(name: &str) -> String {
+    let disk = format!("    image: {}\n", guests::file("tiny-disk.raw").display());
+    let work = "fermata.run=work:16:1000:256 fermata.disk=rw";
+    guests::several(name, 128, &[("a", work, &disk), ("b", work, &disk), ("c", "fermata.run=work:16:1000", "")])
+}
+
+fn await_work(body: &Body) {
+    for machine in body.machines() {
+        let seen = console_of(machine.machine()).matches("work second").count();
+        await_console_of(machine.machine(), BOOT, |text| (text.matches("work second").count() > seen).then_some(()));
+    }
+}
+
+fn snapshots(body: &Body) -> Vec<Snapshot> {
+    body.machines().iter().map(Snapshot::of_machine).collect()
+}
+
+fn times(record: &fermata_store::Record) -> Vec<u64> {
+    let details = record.parts.iter().filter_map(|part| serde_json::from_value::<MachineDetails>(part.details.clone()).ok());
+    details.map(|details| details.time_virtual.ns).collect()
+}
+
+fn signal(pid: u32, name: &str) {
+    assert!(Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().expect("kill runs").success());
+}
+
+fn statuses(run: &Run) -> Vec<Status> {
+    run.body().statuses()
+}
+
+#[test]
+fn instants_of_three_machines_come_back_identical_and_their_clocks_stay_together() {
+    let bench = Bench::exact(&three("machines"));
+    let run = bench.boot();
+    await_work(&run.body());
+    for pause in [150, 400, 60] {
+        std::thread::sleep(Duration::from_millis(pause));
+        let mut original = None;
+        let (id, record) = run.checkpoint_observed(None, &mut |body| original = Some(snapshots(body))).expect("a checkpoint");
+        assert_eq!(record.parts.iter().map(|part| part.name.as_str()).collect::<Vec<_>>(), ["a", "a/disk0", "b", "b/disk0", "c"]);
+        assert_eq!(record.time_virtual_ns, times(&record).into_iter().max().expect("there are machines"));
+        let copy = bench.arrive("copy", &id, &record, PAUSED);
+        for (name, (before, after)) in ["a", "b", "c"].into_iter().zip(original.expect("it was seen").iter().zip(snapshots(&copy.body()))) {
+            assert_eq!(before.differences(&after), Vec::<String>::new(), "{name}");
+        }
+    }
+    // Many short ones. What one pause leaves the machines apart is made good in the next: it does not add up.
+    let apart = |record: &fermata_store::Record| {
+        let times = times(record);
+        Duration::from_nanos(times.iter().max().expect("machines") - times.iter().min().expect("machines"))
+    };
+    let all: Vec<_> = (0..60).map(|_| run.checkpoint(None).expect("a checkpoint").1).collect();
+    let mut each: Vec<_> = all.iter().map(apart).collect();
+    each.sort_unstable();
+    let summed: u64 = all.iter().map(|record| record.cost.skew.expect("there are several").stop_ns).sum();
+    println!("apart p50 {:?}, worst {:?}; stops apart in all {:?}", each[30], each[59], Duration::from_nanos(summed));
+    assert!(each[30] < Duration::from_millis(5), "{each:?}");
+    assert_eq!(statuses(&run), [Status::Running, Status::Running, Status::Running]);
+}
+
+#[test]
+fn a_checkpoint_at_an_instant_is_taken_there() {
+    let bench = Bench::new(&three("instant"));
+    let run = bench.boot();
+    await_work(&run.body());
+    let (_, first) = run.checkpoint(None).expect("a checkpoint");
+    let at = VirtualTime::from_ns(first.time_virtual_ns + 1_700_000_000);
+    let asked = Asked { when: Some(When::At(at)), ..Asked::default() };
+    let (_, record) = run.checkpoint_as(asked.clone(), &|| true).expect("a checkpoint");
+    println!("asked for {at}, taken at {}", VirtualTime::from_ns(record.time_virtual_ns));
+    // Not before; and how long after says how busy the host is.
+    assert!(record.time_virtual_ns + 5_000_000 >= at.ns, "{}", record.time_virtual_ns);
+    let late = run.checkpoint_as(asked, &|| true).expect_err("that time has passed").to_string();
+    assert!(late.contains("too late"), "{late}");
+    run.pause().expect("it pauses");
+    let after = Asked { when: Some(When::After(Duration::from_secs(1))), ..Asked::default() };
+    assert!(run.checkpoint_as(after.clone(), &|| true).expect_err("no time passes").to_string().contains("fermata resume"));
+    run.resume().expect("it goes on");
+    let left = run.checkpoint_as(Asked { when: Some(When::After(Duration::from_secs(3600))), ..after }, &|| false);
+    assert!(left.expect_err("nobody waits").to_string().contains("has left"));
+}
+
+#[test]
+fn one_that_dies_or_hangs_is_named_and_the_others_run_on() {
+    let bench = Bench::new(&three("hangs"));
+    let keeper = bench.keeper();
+    keeper.boot().expect("it boots");
+    let run = keeper.run(None).expect("a run");
+    await_work(&run.body());
+    let (id, _) = keeper.checkpoint(None, None).expect("a checkpoint");
+    let pid = |run: &Run| run.body().machines()[1].machine().pid();
+
+    // Hung before anybody is stopped, when all are about to be, and when they are to go on.
+    let b = pid(&run);
+    signal(b, "STOP");
+    let error = run.checkpoint(None).expect_err("b does not answer").to_string();
+    assert!(error.contains("b could not prepare"), "{error}");
+    signal(b, "CONT");
+    for (moment, words) in [(Moment::Prepared, "b could not freeze"), (Moment::Frozen, "b could not thaw")] {
+        let watch = Stopwatch::start();
+        let result = run.checkpoint_watched(None, &mut |now, _| {
+            if now == moment {
+                signal(b, "STOP");
+            }
+        });
+        let (error, took) = (result.expect_err("b does not answer").to_string(), watch.elapsed());
+        assert!(error.contains(words) && took < GIVEN_UP, "{error} after {took:?}");
+        let body = run.body();
+        for other in [0, 2] {
+            assert_eq!(body.machines()[other].machine().status(), Status::Running, "{moment:?}");
+        }
+        // It was told to go on, and does when it comes to itself.
+        signal(b, "CONT");
+        assert_eq!(body.machines()[1].machine().status(), Status::Running, "{moment:?}");
+        await_work(&body);
+        run.checkpoint(None).expect("all is well again");
+    }
+
+    // Killed in the pause, and then gone.
+    let error = run
+        .checkpoint_watched(None, &mut |now, body| {
+            if now == Moment::Prepared {
+                cli::kill(body.machines()[1].machine().pid().into());
+            }
+        })
+        .expect_err("b is dead")
+        .to_string();
+    assert!(error.contains("b could not freeze") && error.contains("the guests go on"), "{error}");
+    let after = statuses(&run);
+    assert!(matches!(after.as_slice(), [Status::Running, Status::Gone(_), Status::Running]), "{after:?}");
+    let error = run.checkpoint(None).expect_err("b is gone").to_string();
+    assert!(error.contains("b could not prepare") && error.contains("fermata goto"), "{error}");
+    keeper.goto(&id.to_string(), None, false, false).expect("all come back");
+    assert_eq!(statuses(&run), [Status::Running, Status::Running, Status::Running]);
+    await_work(&run.body());
+    run.checkpoint(None).expect("a checkpoint");
+
+    // A second run of all of them beside the first.
+    keeper.fork(None, None, fermata_timeline::Fork { name: Some("other".into()), ..Default::default() }).expect("a fork");
+    let other = keeper.run(Some("other")).expect("it is there");
+    await_work(&other.body());
+    assert!(other.standing().machines.iter().all(|(name, id)| run.standing().machines[name] != *id), "forks are other machines");
+    keeper.down(None).expect("it ends");
+}
