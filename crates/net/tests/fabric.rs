@@ -1,0 +1,562 @@
+//! The network at work against drivers of our own: frames through rings, pauses and restores, memory that is not there yet, and guests that mean harm.
+
+#[path = "../../vhost/tests/common/driver.rs"]
+mod driver;
+
+use driver::{DATA, Descriptor, Driver, HIGH, INDIRECT, NEXT, RAM, RING, WRITE, file_offset, new_ram};
+use fermata_linux::clock::monotonic;
+use fermata_net::{
+    Change, Clock, Fabric, Interface, InterfaceId, Lan, Link, Mac, NicOptions, Port, Reshape, Shape, Snapshot, Topology, World,
+};
+use fermata_types::{PAGE_SIZE, PageNumber, VirtualTime};
+use fermata_vhost::{DirtyPages, MemoryWatch, Region, WriteWatch};
+use std::{
+    fs::File,
+    io,
+    ops::Range,
+    os::unix::fs::FileExt,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+const RECEIVE: usize = 0;
+const SEND: usize = 1;
+const HEADER: usize = 12;
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long somebody who must get nothing is listened to.
+const SILENCE: Duration = Duration::from_millis(60);
+/// Where received frames go, one page each, and where those to be sent are.
+const ROOM: u64 = HIGH;
+const OUT: u64 = DATA;
+const MTU: u16 = 1500;
+
+fn interface(number: u8) -> Interface {
+    Interface { machine: format!("m{number}"), name: "eth1".into(), mac: mac(number), mtu: MTU }
+}
+
+fn mac(number: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, number])
+}
+
+fn pair(shape: Shape) -> Topology {
+    let link = Link { ends: [InterfaceId(0), InterfaceId(1)], shapes: [shape.clone(), shape] };
+    Topology { interfaces: vec![interface(0), interface(1)], links: vec![link], lans: Vec::new() }
+}
+
+fn lan(count: u8) -> Topology {
+    let port = |number| Port { interface: InterfaceId(number), to_switch: Shape::default(), from_switch: Shape::default() };
+    let lan = Lan { name: "lan".into(), ports: (0..u32::from(count)).map(port).collect() };
+    Topology { interfaces: (0..count).map(interface).collect(), links: Vec::new(), lans: vec![lan] }
+}
+
+/// A frame from one to another, that says which number it has.
+fn frame(to: u8, from: u8, number: u32, bytes: usize) -> Vec<u8> {
+    let mut frame = [&mac(to).0[..], &mac(from).0, &[0x88, 0xb5], &number.to_le_bytes()].concat();
+    frame.resize(bytes, number as u8);
+    frame
+}
+
+struct Bench {
+    fabric: Arc<Fabric>,
+    dirty: Vec<Arc<DirtyPages>>,
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new(topology: &Topology) -> Self {
+        Self::with_watch(topology, None)
+    }
+
+    fn with_watch(topology: &Topology, watch: Option<Arc<dyn MemoryWatch>>) -> Self {
+        let bench = Self::frozen(topology, watch);
+        bench.fabric.thaw();
+        bench
+    }
+
+    fn frozen(topology: &Topology, watch: Option<Arc<dyn MemoryWatch>>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let dirty: Vec<_> = topology.interfaces.iter().map(|_| Arc::new(DirtyPages::new())).collect();
+        let nic = |(number, dirty): (usize, &Arc<DirtyPages>)| NicOptions {
+            socket: dir.path().join(format!("net{number}.sock")),
+            dirty: dirty.clone(),
+            watch: watch.clone(),
+        };
+        let nics = dirty.iter().enumerate().map(nic).collect();
+        let clock = Arc::new(Clock::standing(VirtualTime::default(), monotonic));
+        let fabric = Arc::new(Fabric::start(Snapshot::new(topology, 1).unwrap(), clock, nics).unwrap());
+        Self { fabric, dirty, dir }
+    }
+
+    fn guest(&self, number: usize) -> Guest {
+        self.guest_with(number, new_ram())
+    }
+
+    fn guest_with(&self, number: usize, ram: File) -> Guest {
+        let socket = self.dir.path().join(format!("net{number}.sock"));
+        let mut guest = Guest { driver: Driver::connect_rings(&socket, ram, 2), laid: 0, seen: 0 };
+        guest.start([0, 0]);
+        guest
+    }
+}
+
+/// A guest at one interface.
+struct Guest {
+    driver: Driver,
+    /// Buffers laid in so far, and looked at again.
+    laid: u16,
+    seen: u16,
+}
+
+impl Guest {
+    fn on(&mut self, ring: usize) -> &mut Driver {
+        self.driver.ring = ring;
+        &mut self.driver
+    }
+
+    /// Lays in buffers of a page each.
+    fn lay(&mut self, count: u16) {
+        for _ in 0..count {
+            let slot = self.laid % RING;
+            let at = ROOM + u64::from(slot) * PAGE_SIZE as u64;
+            let driver = self.on(RECEIVE);
+            driver.put_descriptor(driver::DESCRIPTORS, slot, Descriptor { at, len: 2048, flags: WRITE, next: 0 });
+            driver.offer(slot);
+            self.laid = self.laid.wrapping_add(1);
+        }
+        self.on(RECEIVE).kick();
+    }
+
+    /// Sends frames, in pieces, as many at once as there are, and waits until all are taken.
+    fn send(&mut self, frames: &[Vec<u8>]) {
+        assert!(frames.len() <= usize::from(RING) / 2);
+        let driver = self.on(SEND);
+        for (slot, frame) in (0u16..).zip(frames) {
+            let at = OUT + u64::from(slot) * 0x2000;
+            driver.write(at, &[&[0; HEADER][..], frame].concat());
+            let table = driver::DESCRIPTORS + driver::RING_STRIDE;
+            driver.put_descriptor(table, 2 * slot, Descriptor { at, len: 16, flags: NEXT, next: 2 * slot + 1 });
+            let rest = (HEADER + frame.len() - 16) as u32;
+            driver.put_descriptor(table, 2 * slot + 1, Descriptor { at: at + 16, len: rest, flags: 0, next: 0 });
+            driver.offer(2 * slot);
+        }
+        driver.kick();
+        driver.wait(PATIENCE).expect("frames are taken");
+    }
+
+    /// What has arrived and was not looked at yet.
+    fn arrived(&mut self) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
+        let used = self.on(RECEIVE).used();
+        while self.seen != used {
+            let (slot, len) = self.driver.used_entry(self.seen);
+            self.seen = self.seen.wrapping_add(1);
+            let bytes = self.driver.read(ROOM + u64::from(slot) * PAGE_SIZE as u64, len as usize);
+            assert_eq!(bytes[..HEADER], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0], "the header");
+            frames.push(bytes[HEADER..].to_vec());
+        }
+        frames
+    }
+
+    /// Waits for so many frames.
+    fn receive(&mut self, count: usize) -> Vec<Vec<u8>> {
+        let end = Instant::now() + PATIENCE;
+        let mut frames = self.arrived();
+        while frames.len() < count {
+            assert!(Instant::now() < end, "{} of {count} frames have arrived", frames.len());
+            std::thread::sleep(Duration::from_micros(200));
+            frames.extend(self.arrived());
+        }
+        frames
+    }
+
+    fn hears_nothing(&mut self) -> bool {
+        std::thread::sleep(SILENCE);
+        self.arrived().is_empty()
+    }
+
+    /// What QEMU does at `stop`.
+    fn stop(&mut self) -> [u16; 2] {
+        [RECEIVE, SEND].map(|ring| self.on(ring).stop())
+    }
+
+    /// What QEMU does at `cont`.
+    fn start(&mut self, bases: [u16; 2]) {
+        for ring in [SEND, RECEIVE] {
+            self.on(ring).start(bases[ring]);
+        }
+        self.driver.settle();
+    }
+}
+
+#[test]
+fn frames_come_as_they_were_sent() {
+    let bench = Bench::new(&pair(Shape::default()));
+    let (mut a, mut b) = (bench.guest(0), bench.guest(1));
+    a.lay(8);
+    b.lay(32);
+    let frames: Vec<_> = [60, 14, 1514, 1518, 61].iter().zip(0..).map(|(bytes, number)| frame(1, 0, number, *bytes)).collect();
+    a.send(&frames);
+    assert_eq!(b.receive(5), frames);
+    let back = [frame(0, 1, 9, 100)];
+    b.send(&back);
+    assert_eq!(a.receive(1), back);
+    assert!(a.hears_nothing() && b.hears_nothing());
+    let [sent, _] = bench.fabric.look(|world| world.counters(InterfaceId(0)).unwrap());
+    assert_eq!((sent.sent.frames, sent.arrived.frames), (5, 5));
+}
+
+#[test]
+fn a_guest_without_buffers_gets_its_frames_when_it_has_some() {
+    let bench = Bench::new(&pair(Shape::default()));
+    let (mut a, mut b) = (bench.guest(0), bench.guest(1));
+    let frames: Vec<_> = (0..90).map(|number| frame(1, 0, number, 64)).collect();
+    frames.chunks(30).for_each(|frames| a.send(frames));
+    assert!(b.hears_nothing());
+    let mut heard = Vec::new();
+    for count in [1, 5, 30, 54] {
+        b.lay(count);
+        heard.extend(b.receive(count.into()));
+    }
+    assert_eq!(heard, frames);
+}
+
+#[test]
+fn before_its_driver_listens_a_guest_hears_nothing() {
+    let bench = Bench::new(&pair(Shape::default()));
+    let mut a = bench.guest(0);
+    a.send(&[frame(1, 0, 1, 64)]);
+    let mut b = bench.guest(1);
+    b.lay(4);
+    a.send(&[frame(1, 0, 2, 64)]);
+    assert_eq!(b.receive(1), [frame(1, 0, 2, 64)]);
+    assert_eq!(bench.fabric.trouble(InterfaceId(1)).unheard.load(Ordering::Relaxed), 1);
+}
+
+/// Stop and cont, over and over, in the middle of a stream: QEMU asks for the positions of the rings, and nothing is lost or doubled.
+#[test]
+fn stop_and_cont_lose_and_double_nothing() {
+    let bench = Bench::new(&pair(Shape { delay_ns: 3_000_000, ..Shape::default() }));
+    let (mut a, mut b) = (bench.guest(0), bench.guest(1));
+    b.lay(16);
+    let (mut sent, mut heard) = (Vec::new(), Vec::new());
+    for round in 0..60 {
+        let frames: Vec<_> = (0..round % 7).map(|number| frame(1, 0, round * 100 + number, 60 + round as usize)).collect();
+        a.send(&frames);
+        sent.extend(frames);
+        // The receiver is now and then behind with its buffers.
+        let now = b.arrived();
+        if round % 3 != 0 {
+            let free = 16 - b.laid.wrapping_sub(b.seen);
+            b.lay(free);
+        }
+        heard.extend(now);
+        bench.fabric.freeze();
+        // Offered and not taken up by then: it is found when the ring runs again.
+        let bases = [a.stop(), b.stop()];
+        let snapshot = bench.fabric.snapshot();
+        assert_eq!(bases[0][SEND], a.on(SEND).used(), "taken up and not given back");
+        assert_eq!(bases[1][RECEIVE], b.on(RECEIVE).used(), "a buffer was taken and not given back");
+        let arrived = bench.fabric.look(|world| world.counters(InterfaceId(1)).unwrap()[1].arrived.frames);
+        assert_eq!(arrived, u64::from(b.on(RECEIVE).used()), "the guest has what the network says it has");
+        bench.fabric.clock().stop();
+        if round % 5 == 0 {
+            bench.fabric.restore(snapshot);
+        }
+        a.start(bases[0]);
+        b.start(bases[1]);
+        bench.fabric.thaw();
+    }
+    while heard.len() < sent.len() {
+        b.lay(1);
+        heard.extend(b.receive(1));
+    }
+    assert!(b.hears_nothing());
+    assert_eq!(heard, sent);
+}
+
+/// Another network, in another process for all it knows, with the guests' memory and the network's bytes as they were: it goes on from there.
+#[test]
+fn a_restored_network_goes_on_from_its_instant() {
+    let topology = pair(Shape { delay_ns: 200_000_000, ..Shape::default() });
+    let bench = Bench::new(&topology);
+    let (mut a, mut b) = (bench.guest(0), bench.guest(1));
+    b.lay(2);
+    let frames: Vec<_> = (0..5).map(|number| frame(1, 0, number, 64)).collect();
+    a.send(&frames[..4]);
+    // Two are there, two wait for buffers, one is on the way.
+    let first = b.receive(2);
+    a.send(&frames[4..]);
+    bench.fabric.freeze();
+    let (_, base) = (a.stop(), b.stop());
+    let at = bench.fabric.clock().stop();
+    let snapshot = bench.fabric.snapshot();
+    let bytes = snapshot.world.to_bytes();
+    let ram = new_ram();
+    let mut content = vec![0; RAM as usize];
+    b.driver.ram.read_exact_at(&mut content, 0).unwrap();
+    ram.write_all_at(&content, 0).unwrap();
+
+    let other = Bench::frozen(&topology, None);
+    let world = World::from_bytes(&bytes).unwrap();
+    other.fabric.restore(Snapshot { world, listening: snapshot.listening.clone(), at });
+    let mut again = Guest { driver: Driver::connect_rings(&other.dir.path().join("net1.sock"), ram, 2), laid: b.laid, seen: b.seen };
+    again.driver.take_over(&b.driver);
+    again.start(base);
+    assert!(again.hears_nothing());
+    other.fabric.thaw();
+    again.lay(3);
+    assert_eq!([first, again.receive(3)].concat(), frames);
+    assert!(other.fabric.clock().now() > at);
+}
+
+#[test]
+fn frozen_it_hands_over_nothing_and_takes_everything() {
+    let bench = Bench::new(&pair(Shape::default()));
+    let (mut a, mut b) = (bench.guest(0), bench.guest(1));
+    b.lay(8);
+    bench.fabric.freeze();
+    let frames = [frame(1, 0, 1, 64), frame(1, 0, 2, 64)];
+    a.send(&frames);
+    assert!(b.hears_nothing());
+    bench.fabric.thaw();
+    assert_eq!(b.receive(2), frames);
+}
+
+#[test]
+fn frames_leave_when_they_are_due_in_virtual_time() {
+    let delay = Duration::from_millis(40);
+    let bench = Bench::new(&pair(Shape { delay_ns: delay.as_nanos() as u64, ..Shape::default() }));
+    let (mut a, mut b) = (bench.guest(0), bench.guest(1));
+    b.lay(8);
+    let clock = bench.fabric.clock().clone();
+    let sent = clock.now();
+    a.send(&[frame(1, 0, 1, 64)]);
+    bench.fabric.freeze();
+    clock.stop();
+    // Longer than the frame's way: it is not late for that, since nobody's time has passed.
+    std::thread::sleep(2 * delay);
+    assert!(b.arrived().is_empty());
+    bench.fabric.thaw();
+    b.receive(1);
+    assert!(clock.now().since_start() - sent.since_start() >= delay);
+}
+
+#[test]
+fn a_live_link_changes() {
+    let bench = Bench::new(&pair(Shape::default()));
+    let (mut a, mut b) = (bench.guest(0), bench.guest(1));
+    b.lay(8);
+    bench.fabric.change(InterfaceId(1), &Change { up: Some(false), ..Change::default() }).unwrap();
+    a.send(&[frame(1, 0, 1, 64)]);
+    assert!(b.hears_nothing());
+    let slow = Reshape { delay_ns: Some(30_000_000), ..Reshape::default() };
+    bench.fabric.change(InterfaceId(0), &Change { up: Some(true), sent: slow, received: Reshape::default() }).unwrap();
+    let sent = bench.fabric.clock().now();
+    a.send(&[frame(1, 0, 2, 64)]);
+    assert_eq!(b.receive(1), [frame(1, 0, 2, 64)]);
+    assert!(bench.fabric.clock().now().ns - sent.ns >= 30_000_000);
+    assert!(bench.fabric.change(InterfaceId(2), &Change::default()).is_err());
+}
+
+/// Guest memory that is not there until somebody asks for it.
+struct Lazy {
+    ram: File,
+    content: Mutex<Vec<Option<Vec<u8>>>>,
+}
+
+impl MemoryWatch for Lazy {
+    fn mapped(&self, _: &[Region]) {}
+
+    fn before_access(&self, first: u32, pages: u32) -> io::Result<()> {
+        for page in first..first + pages {
+            if let Some(content) = self.content.lock().unwrap()[page as usize].take() {
+                self.ram.write_all_at(&content, u64::from(page) * PAGE_SIZE as u64)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct Written(Mutex<Vec<PageNumber>>);
+
+impl WriteWatch for Written {
+    fn written(&self, pages: Range<PageNumber>) {
+        self.0.lock().unwrap().extend(pages);
+    }
+}
+
+#[test]
+fn memory_is_brought_in_before_it_is_touched_and_reported_after() {
+    let ram = new_ram();
+    let pages = (RAM / PAGE_SIZE as u64) as usize;
+    let lazy = Arc::new(Lazy { ram: ram.try_clone().unwrap(), content: Mutex::new(vec![None; pages]) });
+    let bench = Bench::with_watch(&pair(Shape::default()), Some(lazy.clone()));
+    let written = Arc::new(Written::default());
+    bench.fabric.set_write_watch(InterfaceId(0), written.clone());
+    // Both ends of the link are rings of one machine here, each with its own memory; only one of them is lazy.
+    let (mut a, mut b) = (bench.guest_with(0, ram), bench.guest_with(1, new_ram()));
+    a.lay(2);
+    b.send(&[frame(0, 1, 1, 64)]);
+    a.receive(1);
+    let bases = a.stop();
+    {
+        let mut content = lazy.content.lock().unwrap();
+        for (page, content) in content.iter_mut().enumerate() {
+            let mut bytes = vec![0; PAGE_SIZE];
+            lazy.ram.read_exact_at(&mut bytes, (page * PAGE_SIZE) as u64).unwrap();
+            lazy.ram.write_all_at(&[0; PAGE_SIZE], (page * PAGE_SIZE) as u64).unwrap();
+            *content = Some(bytes);
+        }
+    }
+    bench.dirty[0].take();
+    written.0.lock().unwrap().clear();
+    let before = |page: u64| lazy.content.lock().unwrap()[page as usize].is_some();
+    let target = file_offset(ROOM + PAGE_SIZE as u64) / PAGE_SIZE as u64;
+    assert!(before(target));
+    a.start(bases);
+    b.send(&[frame(0, 1, 2, 1500)]);
+    assert_eq!(a.receive(1), [frame(0, 1, 2, 1500)]);
+    assert!(!before(target), "the page was brought in");
+    let dirty = bench.dirty[0].take();
+    // Starting a ring, the server says in its used ring whether it wants to be kicked.
+    let [used, of_sender] = [driver::USED, driver::USED + driver::RING_STRIDE].map(|at| at / PAGE_SIZE as u64);
+    assert_eq!(dirty.iter().map(u64::from).collect::<Vec<_>>(), [used, of_sender, target], "all that was written, and no other page");
+    assert!(written.0.lock().unwrap().contains(&(target as PageNumber)), "who keeps a page map is told");
+}
+
+#[test]
+fn what_is_no_frame_and_no_room_for_one_is_given_back() {
+    let table = DATA + 0x80000;
+    let nowhere = 0x1_0000_0000_0000;
+    let d = |at, len, flags, next| Descriptor { at, len, flags, next };
+    let bad: Vec<(&str, Vec<Descriptor>)> = vec![
+        ("shorter than its header", vec![d(OUT, 11, 0, 0)]),
+        ("empty", vec![d(OUT, 0, 0, 0)]),
+        ("nowhere", vec![d(nowhere, 100, 0, 0)]),
+        ("across the edge of memory", vec![d(RAM / 2 - 8, 100, 0, 0)]),
+        ("a circle", vec![d(OUT, 100, NEXT, 0)]),
+        ("a link behind the ring", vec![d(OUT, 100, NEXT, RING)]),
+        ("written by the device", vec![d(OUT, 100, NEXT, 1), d(OUT, 100, WRITE, 0)]),
+        ("4 GiB", vec![d(OUT, u32::MAX, 0, 0)]),
+        ("64 KiB and a bit", vec![d(OUT, 0x10000 + 12, 0, 0)]),
+        ("a table nowhere", vec![d(nowhere, 32, INDIRECT, 0)]),
+        ("a table of one entry and a half", vec![d(table, 24, INDIRECT, 0)]),
+    ];
+    let count = bad.len() as u64;
+    let bench = Bench::new(&pair(Shape::default()));
+    let (mut a, mut b) = (bench.guest(0), bench.guest(1));
+    b.lay(1);
+    for (what, chain) in &bad {
+        let driver = a.on(SEND);
+        driver.put_chain(chain);
+        driver.offer(0);
+        driver.kick();
+        assert_eq!(driver.wait(PATIENCE), Some(0), "{what}");
+    }
+    assert_eq!(bench.fabric.trouble(InterfaceId(0)).malformed.load(Ordering::Relaxed), count);
+    // Runts and giants are frames; the link drops them.
+    for bytes in [5, 13, MTU as usize + 19, 0xffff] {
+        a.send(&[vec![7; bytes]]);
+    }
+    let [sent, _] = bench.fabric.look(|world| world.counters(InterfaceId(0)).unwrap());
+    assert_eq!((sent.dropped.runt, sent.dropped.giant), (2, 2));
+    a.send(&[frame(1, 0, 1, 64)]);
+    assert_eq!(b.receive(1), [frame(1, 0, 1, 64)]);
+
+    let rooms: Vec<(&str, Vec<Descriptor>)> = vec![
+        ("read by the device", vec![d(ROOM, 2048, 0, 0)]),
+        ("half of it read", vec![d(ROOM, 2048, NEXT, 1), d(ROOM, 2048, WRITE, 0)]),
+        ("no room for the header", vec![d(ROOM, 11, WRITE, 0)]),
+        ("no room for the frame", vec![d(ROOM, 70, WRITE, 0)]),
+        ("nowhere", vec![d(nowhere, 2048, WRITE, 0)]),
+        ("a circle", vec![d(ROOM, 10, NEXT | WRITE, 0)]),
+    ];
+    for (what, chain) in &rooms {
+        let driver = b.on(RECEIVE);
+        driver.put_chain(chain);
+        driver.offer(0);
+        driver.kick();
+        a.send(&[frame(1, 0, 2, 64)]);
+        assert_eq!(b.on(RECEIVE).wait(PATIENCE), Some(0), "{what}");
+    }
+    let trouble = bench.fabric.trouble(InterfaceId(1));
+    assert_eq!((trouble.unfit.load(Ordering::Relaxed), trouble.malformed.load(Ordering::Relaxed)), (2, 4));
+    // In the smallest room that does, in many pieces.
+    let pieces: Vec<_> = (0..19).map(|i| d(ROOM + i * 100, 4, if i < 18 { NEXT | WRITE } else { WRITE }, i as u16 + 1)).collect();
+    let driver = b.on(RECEIVE);
+    driver.put_chain(&pieces);
+    driver.offer(0);
+    driver.kick();
+    a.send(&[frame(1, 0, 3, 64)]);
+    assert_eq!(b.on(RECEIVE).wait(PATIENCE), Some(76));
+    assert_eq!(b.driver.read(ROOM + 300, 4), mac(1).0[..4]);
+}
+
+#[test]
+fn rings_of_nonsense_harm_nobody_else() {
+    let bench = Bench::new(&lan(3));
+    let (mut a, mut b, mut c) = (bench.guest(0), bench.guest(1), bench.guest(2));
+    b.lay(40);
+    type Trick = fn(&mut Driver);
+    let tricks: [(&str, Trick); 4] = [
+        ("an index that jumps", |driver| driver.set_available(0x8000)),
+        ("an index that goes back", |driver| driver.set_available(u16::MAX)),
+        ("a head that is no descriptor", |driver| driver.offer(RING)),
+        ("a used ring in no memory", |driver| driver.restart_at([driver::DESCRIPTORS, driver::AVAILABLE, 0x1_0000_0000_0000])),
+    ];
+    for (number, (what, trick)) in (0..).zip(tricks) {
+        for ring in [RECEIVE, SEND] {
+            let driver = c.on(ring);
+            trick(driver);
+            driver.kick();
+        }
+        // To everybody, so that somebody is to lay it into the ring of nonsense, too.
+        let hello = [&[0xff; 6][..], &frame(0, 0, number, 64)[6..]].concat();
+        a.send(&[hello.clone()]);
+        assert_eq!(b.receive(1), [hello], "{what}");
+        for ring in [RECEIVE, SEND] {
+            c.on(ring).reset();
+            c.driver.settle();
+        }
+        (c.laid, c.seen) = (0, 0);
+    }
+    c.lay(1);
+    a.send(&[frame(2, 0, 9, 64)]);
+    assert_eq!(c.receive(1), [frame(2, 0, 9, 64)]);
+}
+
+/// One guest sends as fast as it can to one that never looks. The others' frames all arrive: a flood fills queues of its own.
+#[test]
+fn a_flood_costs_the_others_no_frame() {
+    let bench = Bench::new(&lan(4));
+    let (mut a, mut b, mut d) = (bench.guest(0), bench.guest(1), bench.guest(3));
+    b.lay(32);
+    // The switch learns where everybody is.
+    d.send(&[frame(1, 3, 0, 64)]);
+    b.send(&[frame(0, 1, 0, 64)]);
+    assert_eq!(b.receive(1), [frame(1, 3, 0, 64)]);
+    let stop = Arc::new(AtomicBool::new(false));
+    let flood = {
+        let (stop, mut c) = (stop.clone(), bench.guest(2));
+        std::thread::spawn(move || {
+            let frames: Vec<_> = (0..30).map(|number| frame(3, 2, number, 1514)).collect();
+            while !stop.load(Ordering::Relaxed) {
+                c.send(&frames);
+            }
+        })
+    };
+    let mut heard = Vec::new();
+    for number in 0..200u32 {
+        a.send(&[frame(1, 0, number, 64)]);
+        heard.extend(b.receive(1));
+        let free = 32 - b.laid.wrapping_sub(b.seen);
+        b.lay(free);
+    }
+    stop.store(true, Ordering::Relaxed);
+    flood.join().unwrap();
+    assert_eq!(heard, (0..200).map(|number| frame(1, 0, number, 64)).collect::<Vec<_>>());
+}
