@@ -37,6 +37,8 @@ pub(crate) struct Tentative {
     pub steps: BTreeMap<String, Duration>,
     /// How long each part prepared.
     prepared: BTreeMap<String, Duration>,
+    /// Bytes that each part has put into the store so far.
+    stored: BTreeMap<String, u64>,
 }
 
 /// What became of all parts.
@@ -49,6 +51,8 @@ pub(crate) struct SavedParts {
     pub composition: BTreeMap<String, Composition>,
     /// Steps of the work before and behind the pause: part and step.
     pub background: BTreeMap<String, Duration>,
+    /// Bytes that each part put into the store.
+    pub stored: BTreeMap<String, u64>,
     pub writer: Writer,
 }
 
@@ -62,14 +66,17 @@ pub(crate) fn take(parts: &mut Parts, mut writer: Writer, paranoid: bool, frozen
     let mut watch = None;
     let mut pause = Duration::ZERO;
     let mut prepared = BTreeMap::new();
+    let mut stored = BTreeMap::new();
     loop {
         let step = protocol.step().expect("a checkpoint is saved or settled before it is over");
         let result = match &step {
             Step::Prepare(of) => each(parts, of, "prepare", |part| {
-                let watch = Stopwatch::start();
+                let (watch, before) = (Stopwatch::start(), writer.stored_bytes()?);
                 let result = part.prepare(&mut writer);
                 prepared.insert(format!("{} prepare", part.name()), watch.elapsed());
-                result
+                result?;
+                stored.insert(part.name().to_owned(), writer.stored_bytes()? - before);
+                Ok(())
             }),
             Step::Freeze(of) => {
                 watch.get_or_insert_with(Stopwatch::start);
@@ -105,7 +112,7 @@ pub(crate) fn take(parts: &mut Parts, mut writer: Writer, paranoid: bool, frozen
     let steps =
         parts.iter().flat_map(|part| part.notes().into_iter().map(|note| (format!("{} {}", part.name(), note.step), note.took))).collect();
     let names = parts.iter().map(|part| part.name().to_owned()).collect();
-    Ok(Tentative { protocol, names, captured, writer, pause, steps, prepared })
+    Ok(Tentative { protocol, names, captured, writer, pause, steps, prepared, stored })
 }
 
 /// Runs one phase of some parts. All of them are tried even if one fails: what can be thawed is.
@@ -136,19 +143,22 @@ impl Tentative {
         let mut parts = BTreeMap::new();
         let mut composition = BTreeMap::new();
         let mut background = self.prepared;
+        let mut stored = self.stored;
         for index in order {
             let name = self.names[index].clone();
             let captured = captured[index].take().expect("each part is saved once");
-            let watch = Stopwatch::start();
-            let mut part = captured.save(&mut self.writer).map_err(|cause| PartFailure { part: name.clone(), phase: "save", cause })?;
+            let failed = |cause| PartFailure { part: name.clone(), phase: "save", cause };
+            let (watch, before) = (Stopwatch::start(), self.writer.stored_bytes().map_err(|error| failed(error.into()))?);
+            let mut part = captured.save(&mut self.writer).map_err(failed)?;
             background.insert(format!("{name} save"), watch.elapsed());
+            *stored.entry(name.clone()).or_default() += self.writer.stored_bytes().map_err(|error| failed(error.into()))? - before;
             pages += part.pages;
             composition.extend(part.composition.take().map(|composition| (name.clone(), composition)));
             parts.insert(name, part.pages);
             saved[index] = Some(part);
         }
         let saved = saved.into_iter().map(|part| part.expect("each part is saved")).collect();
-        Ok(SavedParts { saved, pages, parts, composition, background, writer: self.writer })
+        Ok(SavedParts { saved, pages, parts, composition, background, stored, writer: self.writer })
     }
 }
 

@@ -1,4 +1,6 @@
-//! How much of a guest's memory checkpoints keep: five workloads, four methods and savevm, as tables 4 to 6 of a paper.
+//! How much of a guest's memory checkpoints keep: five workloads, four methods and savevm, as tables 4 to 6 of a paper; and make clean.
+//!
+//! All of it takes about an hour. Arguments name what is to be measured of it: `single`, `periodic`, `overhead`, `freed`.
 //!
 //! Needs guests: space
 
@@ -11,9 +13,9 @@ use fermata_testkit::{
     guests,
     measure::{number_after, pick},
     report::{Report, Table, quantile},
-    rival::Stock,
+    rival::{Rival, Stock},
 };
-use fermata_types::{CheckpointId, Composition, PAGE_SIZE, PageCounts, PartKind, Use};
+use fermata_types::{CheckpointId, Composition, PAGE_SIZE, PageCounts, PartKind, Root, Use};
 use std::{thread, time::Duration};
 
 const MEMORY_MIB: u32 = 1024;
@@ -21,8 +23,8 @@ const BOOT: Duration = Duration::from_secs(300);
 const PATIENCE: Duration = Duration::from_secs(900);
 const MIB: f64 = (1 << 20) as f64;
 const CHECKPOINTS: usize = 10;
-/// Two times that differ by less are alike.
-const ALIKE: f64 = 1.05;
+/// How long a guest works before it is the next one's turn.
+const TURN: Duration = Duration::from_secs(4);
 
 /// A way of taking checkpoints: keys of the specification.
 struct Method {
@@ -60,23 +62,33 @@ const LOADS: [Load; 5] = [
     Load { name: "make", interval: Some(Duration::from_secs(12)), paper: (16.5, 17.4), short: false },
 ];
 
+/// What can be measured, by name.
+const PARTS: [(&str, fn(&[&Load], &mut Report)); 4] =
+    [("single", singles), ("periodic", periods), ("overhead", overhead), ("freed", freed)];
+
 fn main() {
     let loads: Vec<_> = LOADS.iter().filter(|load| pick(true, load.short)).collect();
+    let named: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
+    if let Some(unknown) = named.iter().find(|name| PARTS.iter().all(|(part, _)| part != name)) {
+        panic!("nothing is called {unknown}; there are: {}", PARTS.map(|(part, _)| part).join(", "));
+    }
     let mut report = Report::new("space");
-    singles(&loads, &mut report);
-    periods(&loads, &mut report);
-    overhead(loads[0], &mut report);
+    for (_, measure) in PARTS.iter().filter(|(part, _)| named.is_empty() || named.iter().any(|name| name == part)) {
+        measure(&loads, &mut report);
+    }
     report.note(format!(
         "{MEMORY_MIB} MiB and one processor, as in the paper; its guests ran on real hardware, and its workloads were larger"
     ));
     report.note("saved: whole pages that the method does not leave out, as the paper counts");
     report.note("kept: of them those that are not zero and that the store did not have");
-    report.note("written: bytes that the store grew by, times the memory's share of the new pages, for the disks are in the same pack");
-    report.note("time: from the request to all being durable, while the guest runs; savevm holds the guest, and waits for no disk");
+    report.note("written: bytes that the store grew by for the memory: pages, page tables, the state of devices");
+    report.note(
+        "time: from the request to all being durable, the disk too, while the guest runs; savevm holds the guest, and waits for no disk",
+    );
     report.print();
 }
 
-/// One checkpoint, when the work is done.
+/// One checkpoint, when the work is done. The guests of a load do it beside each other, and then each has its checkpoint while the others stand still.
 fn singles(loads: &[&Load], report: &mut Report) {
     let columns =
         ["load", "free", "page cache", "dirty", "others", "saved", "saved %", "kept", "written", "time s", "savevm s", "speed-up"];
@@ -84,15 +96,29 @@ fn singles(loads: &[&Load], report: &mut Report) {
     let mut alone = Table { title: "Table 5: a single checkpoint, without the guest's help, MiB".into(), rows: vec![row(&columns)] };
     let mut means = [Shares::default(), Shares::default()];
     for load in loads {
-        let (savevm, saved) = savevm(load);
-        for (place, (method, table)) in [(&COMBINED, &mut helped), (&WITHOUT_HELP, &mut alone)].into_iter().enumerate() {
-            let single = single(load, method);
-            table.rows.push(single_row(load, &single, savevm));
-            means[place].add(&single.amount);
+        let methods = [&COMBINED, &WITHOUT_HELP];
+        let guests = methods.map(|method| boot(load, method));
+        let mut rival = stock(load).boot();
+        rival.await_console(&format!("space {} took_ms", load.name));
+        guests.iter().for_each(|(_, run)| _ = await_console(&run.body(), PATIENCE, |text| done(text, load)));
+        guests.iter().for_each(|(_, run)| run.pause().expect("it stops"));
+        let (savevm, grown, loadvm) = savevm(&mut rival);
+        drop(rival);
+        for (place, (method, table)) in methods.into_iter().zip([&mut helped, &mut alone]).enumerate() {
+            let (bench, run) = &guests[place];
+            run.resume().expect("it goes on");
+            let taken = take(run, method);
+            run.pause().expect("it stops");
+            table.rows.push(single_row(load, &taken, savevm));
+            means[place].add(&taken.amount);
             let paper = if place == 0 { load.paper.0 } else { load.paper.1 };
-            report.tell(&format!("{}: {}", load.name, said(method)), single.amount.saved_percent(), "%", Some(("the paper", paper)));
+            report.tell(&format!("{}: {}", load.name, said(method)), taken.amount.saved_percent(), "%", Some(("the paper", paper)));
+            if place == 0 {
+                let restored = eager_restore(bench, &taken).as_secs_f64();
+                report.tell(&format!("{}: eager restore", load.name), restored, "s", Some(("loadvm", loadvm.as_secs_f64())));
+            }
         }
-        report.tell(&format!("{}: savevm's file grows by", load.name), saved, "MiB", None);
+        report.tell(&format!("{}: savevm's file grows by", load.name), grown, "MiB", None);
     }
     for (shares, (method, limit)) in means.iter().zip([(&COMBINED, 8.0), (&WITHOUT_HELP, 12.0)]) {
         shares.mark(report, &format!("a single checkpoint, {}", said(method)), limit);
@@ -126,12 +152,9 @@ impl Amount {
         let counts = counts_of(record, PartKind::Machine);
         let elsewhere = |class: &str| matches!(class, "free" | "mapped" | "on_disk");
         let saved = counts.classes().filter(|(class, _)| *class != "unchanged" && !(method.leaves_out && elsewhere(class)));
-        let all_new = record.cost.pages.new.max(1);
-        Self {
-            saved: mib(saved.map(|(_, count)| count).sum()),
-            kept: mib(counts.new),
-            written: record.cost.stored_bytes as f64 / MIB * counts.new as f64 / all_new as f64,
-        }
+        let machines = record.parts.iter().filter(|part| part.kind == PartKind::Machine);
+        let stored: u64 = machines.map(|part| record.cost.stored_by_part[&part.name]).sum();
+        Self { saved: mib(saved.map(|(_, count)| count).sum()), kept: mib(counts.new), written: stored as f64 / MIB }
     }
 
     fn saved_percent(&self) -> f64 {
@@ -183,21 +206,28 @@ fn take(run: &Run, method: &Method) -> Taken {
     Taken { id, record, took, amount }
 }
 
-fn single(load: &Load, method: &Method) -> Taken {
-    let (_bench, run) = boot(load, method);
-    await_console(&run.body(), PATIENCE, |text| done(text, load));
-    take(&run, method)
+fn stock(load: &Load) -> Stock {
+    Stock { image: Some(guests::SPACE), ..Stock::debian(MEMORY_MIB, &guests::debian_running(&format!("space {}", load.name))) }
 }
 
-/// How long it holds the guest when the work is done, and by how much its file grows, MiB.
-fn savevm(load: &Load) -> (Duration, f64) {
-    let stock = Stock { image: Some(guests::SPACE), ..Stock::debian(MEMORY_MIB, &guests::debian_running(&format!("space {}", load.name))) };
-    let mut qemu = stock.boot();
-    qemu.await_console(&format!("space {} took_ms", load.name));
-    qemu.stop();
-    let before = qemu.disk_bytes();
-    let took = qemu.savevm("s");
-    (took, (qemu.disk_bytes() - before) as f64 / MIB)
+/// How long it holds the guest when the work is done, by how much its file grows (MiB), and how long the way back takes.
+fn savevm(rival: &mut Rival) -> (Duration, f64, Duration) {
+    rival.stop();
+    let before = rival.disk_bytes();
+    let took = rival.savevm("s");
+    let grown = (rival.disk_bytes() - before) as f64 / MIB;
+    (took, grown, rival.loadvm("s"))
+}
+
+/// How long until a process that stands ready has all of a checkpoint.
+fn eager_restore(bench: &Bench, taken: &Taken) -> Duration {
+    let body = spare(&bench.host, &taken.id, &taken.record, &mut |_, _| {}).expect("a spare machine");
+    let watch = Stopwatch::start();
+    let how = Journey { eager: true, paused: true, fresh_randomness: false };
+    let arrival = travel(&bench.host, body, &taken.id, &taken.record, "again", how).expect("a journey");
+    let took = watch.elapsed();
+    drop(arrival);
+    took
 }
 
 fn single_row(load: &Load, single: &Taken, savevm: Duration) -> Vec<String> {
@@ -212,26 +242,9 @@ fn single_row(load: &Load, single: &Taken, savevm: Duration) -> Vec<String> {
     std::iter::once(load.name.to_owned()).chain(cells).collect()
 }
 
-/// Checkpoints again and again while the guest works, by one method.
-struct Period {
-    taken: Vec<Taken>,
-    /// How long the eager restore of the last one took.
-    restored: Duration,
-}
-
-impl Period {
-    /// Without the first, which has to save everything.
-    fn later(&self) -> &[Taken] {
-        &self.taken[1..]
-    }
-
-    fn mean(&self, of: impl Fn(&Taken) -> f64) -> f64 {
-        mean(&self.later().iter().map(of).collect::<Vec<_>>())
-    }
-}
-
-fn period(load: &Load, interval: Duration, method: &Method) -> Period {
-    let (bench, run) = boot(load, method);
+/// Checkpoints again and again while the guest works, by one method; each but the first, which has to save everything.
+fn period(load: &Load, interval: Duration, method: &Method) -> Vec<Taken> {
+    let (_bench, run) = boot(load, method);
     let (checkpoints, mut next) = (pick(CHECKPOINTS, 3), monotonic());
     let mut taken = Vec::new();
     // The work may end before; what follows then is of no interest. But one must be left to look at.
@@ -240,72 +253,114 @@ fn period(load: &Load, interval: Duration, method: &Method) -> Period {
         thread::sleep(next.saturating_sub(monotonic()));
         taken.push(take(&run, method));
     }
-    drop(run);
-    let last: &Taken = taken.last().expect("there are two");
-    let body = spare(&bench.host, &last.id, &last.record, &mut |_, _| {}).expect("a spare machine");
-    let watch = Stopwatch::start();
-    let how = Journey { eager: true, paused: true, fresh_randomness: false };
-    let arrival = travel(&bench.host, body, &last.id, &last.record, "again", how).expect("a journey");
-    let restored = watch.elapsed();
-    drop(arrival);
-    Period { taken, restored }
+    taken.split_off(1)
 }
 
 fn periods(loads: &[&Load], report: &mut Report) {
     let mut spaces = Table { title: "Table 6: periodic checkpoints, each but the first, on average".into(), rows: Vec::new() };
     let columns = METHODS.iter().flat_map(|method| ["s", "saved MiB", "kept", "written"].map(|what| format!("{}: {what}", method.name)));
-    spaces.rows.push(std::iter::once("load".to_owned()).chain(columns).collect());
+    spaces.rows.push(["load".to_owned(), "checkpoints".to_owned()].into_iter().chain(columns).collect());
     let mut combined = Shares::default();
-    let (mut pauses, mut restores) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+    let mut mapping = Vec::new();
     for load in loads {
         let Some(interval) = load.interval else { continue };
-        let mut cells = vec![load.name.to_owned()];
+        let mut cells = vec![load.name.to_owned(), String::new()];
         for method in METHODS {
-            let period = period(load, interval, method);
+            let taken = period(load, interval, method);
+            let average = |of: fn(&Taken) -> f64| mean(&taken.iter().map(of).collect::<Vec<_>>());
             let amount = Amount {
-                saved: period.mean(|taken| taken.amount.saved),
-                kept: period.mean(|taken| taken.amount.kept),
-                written: period.mean(|taken| taken.amount.written),
+                saved: average(|taken| taken.amount.saved),
+                kept: average(|taken| taken.amount.kept),
+                written: average(|taken| taken.amount.written),
             };
-            let took = period.mean(|taken| taken.took.as_secs_f64());
-            cells.extend([took, amount.saved, amount.kept, amount.written].map(cell));
-            let paused = period.later().iter().map(|taken| taken.record.cost.pause_ns as f64 / 1e6);
-            match method.name {
-                name if name == COMBINED.name => {
-                    combined.add(&amount);
-                    pauses[0].extend(paused);
-                    restores[0].push(period.restored.as_secs_f64());
-                }
-                name if name == INCREMENTAL.name => pauses[1].extend(paused),
-                name if name == FULL.name => restores[1].push(period.restored.as_secs_f64()),
-                _ => {}
+            cells.extend([average(|taken| taken.took.as_secs_f64()), amount.saved, amount.kept, amount.written].map(cell));
+            mapping.extend(taken.iter().filter_map(|taken| taken.record.cost.steps_ns.get("m1 map")).map(|ns| *ns as f64 / 1e6));
+            if method.name == COMBINED.name {
+                combined.add(&amount);
+                cells[1] = taken.len().to_string();
             }
         }
         spaces.rows.push(cells);
     }
     combined.mark(report, "periodic, combined", 3.0);
-    let [ours, plain] = pauses.map(|pauses| quantile(&pauses, 0.5));
-    report.mark("added to the pause, p50", ours - plain, "ms", None, ("under 1 ms", ours - plain < 1.0));
-    report.tell("pause, p50", ours, "ms", Some(("incremental", plain)));
-    let [ours, full] = restores.map(|restores| mean(&restores) * 1e3);
-    report.mark("eager restore", ours, "ms", Some(("of a full checkpoint", full)), ("no slower", ours <= full * ALIKE));
+    let (median, worst) = (quantile(&mapping, 0.5), quantile(&mapping, 1.0));
+    report.mark("the map's step of the pause, p50", median, "ms", Some(("worst", worst)), ("under 1 ms", median < 1.0));
     report.tables.push(spaces);
 }
 
-/// How much longer the work takes with write tracking and the page-to-block map than without both. No checkpoint is taken.
-fn overhead(load: &Load, report: &mut Report) {
-    let mut times = [Vec::new(), Vec::new()];
-    for round in 0..pick(3, 1) {
-        // In changing order, so that what else the host does meets both alike.
-        for place in [round % 2, 1 - round % 2] {
-            let (_bench, run) = boot(load, [&COMBINED, &UNTRACKED][place]);
-            times[place].push(await_console(&run.body(), PATIENCE, |text| done(text, load)) / 1e3);
+/// How much longer the work takes with write tracking and the page-to-block map than without both. No checkpoint is taken. Three guests take turns of a few
+/// seconds, so that what else the host does meets all of them alike; what two of the same kind differ by is what cannot be told apart.
+fn overhead(loads: &[&Load], report: &mut Report) {
+    let load = loads[0];
+    let guests = [&COMBINED, &UNTRACKED, &UNTRACKED].map(|method| {
+        let guest = boot(load, method);
+        guest.1.pause().expect("it stops");
+        guest
+    });
+    let ended = |run: &Run| done(&console(&run.body()), load);
+    while guests.iter().any(|(_, run)| ended(run).is_none()) {
+        for (_, run) in guests.iter().filter(|(_, run)| ended(run).is_none()) {
+            run.resume().expect("it goes on");
+            thread::sleep(TURN);
+            run.pause().expect("it stops");
         }
     }
-    let [with, without] = times.map(|times| quantile(&times, 0.5));
-    let more = (with / without - 1.0) * 100.0;
-    report.mark(&format!("{}: longer with tracking and map", load.name), more, "%", None, ("under 1.5 %", more < 1.5));
-    report.tell(&format!("{}: by the guest's clock, p50", load.name), with, "s", Some(("neither", without)));
+    let [with, without, again] = [0, 1, 2].map(|place: usize| ended(&guests[place].1).expect("it is done") / 1e3);
+    let more = |time: f64| (time / without.min(again) - 1.0) * 100.0;
+    let same = more(without.max(again));
+    let name = format!("{}: longer with tracking and map", load.name);
+    let (more, rival) = (more(with), Some(("two without", same)));
+    report.mark(&name, more, "%", rival, ("under 1.5 %, or not distinguishable", more < 1.5 || more < same));
+    report.tell(&format!("{}: by the guest's clock", load.name), with, "s", Some(("neither", without.min(again))));
+}
+
+/// By how much a disk differs from what it was before, when a source tree was built, and when that was removed again; and what that costs to store.
+fn freed(_: &[&Load], report: &mut Report) {
+    let mut table = Table { title: "Make, then make clean: what the disk differs by from before, MiB".into(), rows: Vec::new() };
+    table.rows.push(row(&["", "after make", "after make clean", "by the file system"]));
+    let mut left = Vec::new();
+    for (name, method) in [("freed blocks dropped", &COMBINED), ("every block kept", &WITHOUT_HELP)] {
+        let bench = Bench::new(&(method.keys.to_owned() + &guests::debian("freed", guests::SPACE, "")));
+        let run = bench.boot();
+        let before = settled(&run, "true");
+        let used = used_kib(&run);
+        let deltas = ["make -C /src", "make -C /src clean"].map(|work| {
+            let root = settled(&run, work);
+            let mut blocks = 0;
+            let mut count = |_, _, _| {
+                blocks += 1;
+                Ok(())
+            };
+            bench.host.store().diff(&before, &root, &mut count).expect("page tables");
+            mib(blocks)
+        });
+        let grown = (used_kib(&run) - used) / 1024.0;
+        table.rows.push([vec![name.to_owned()], [deltas[0], deltas[1], grown].map(cell).to_vec()].concat());
+        left.push(deltas[1]);
+    }
+    report.mark("make clean: the disk differs by", left[0], "MiB", Some(("every block kept", left[1])), ("less", left[0] < left[1]));
+    report.tables.push(table);
+}
+
+/// Does something in the guest, waits until its file system has written and committed it, and takes a checkpoint. The table of the disk.
+fn settled(run: &Run, work: &str) -> Root {
+    // Two more transactions: blocks that were freed count from then on.
+    sh(run, &format!("{work} >/dev/null 2>&1; for i in 1 2 3; do sync; echo $i >/root/settled; done; sync"));
+    let (_, record) = run.checkpoint(None).expect("a checkpoint");
+    let disk = record.parts.iter().find(|part| part.kind == PartKind::Disk).expect("it has a disk");
+    *disk.tables.values().next().expect("it has a table")
+}
+
+/// What the guest's file system says is in use.
+fn used_kib(run: &Run) -> f64 {
+    sh(run, "df --output=used / | tail -n 1").trim().parse().expect("a number")
+}
+
+fn sh(run: &Run, script: &str) -> String {
+    let command = ["sh", "-c", script].map(str::to_owned);
+    let done = run.body().machine().agent().execute(&command, None, PATIENCE).unwrap_or_else(|error| panic!("{script}: {error}"));
+    assert_eq!(done.status, 0, "{script}: {}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    String::from_utf8_lossy(&done.stdout).into_owned()
 }
 
 /// All parts of a kind together.

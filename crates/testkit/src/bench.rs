@@ -63,7 +63,8 @@ impl Bench {
     pub fn keeper(&self) -> Arc<Keeper> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let directory = self.host.run_dir().join(format!("kept-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
-        Keeper::new(Host::new(self.host.store().clone(), directory).expect("a host"), self.spec.clone())
+        let host = Host::new(self.host.store().clone(), directory).expect("a host").capturing(self.spec.capture);
+        Keeper::new(host, self.spec.clone())
     }
 
     /// A second run at a checkpoint.
