@@ -106,8 +106,8 @@ impl Body {
         let (machine, loaded) = start(plan.machine.clone(), place)?;
         let machine = Arc::new(machine);
         let _ = memory.0.set(Arc::downgrade(&machine));
-        let known = machine.watches_single_pages().then(|| map_pages(&disks));
-        if known.is_none() && !disks.is_empty() {
+        let known = (host.page_map() && machine.watches_single_pages()).then(|| map_pages(&disks));
+        if !machine.watches_single_pages() && !disks.is_empty() {
             let (machine, tracker) = (&plan.machine.name, machine.capture().tracker);
             tracing::info!(
                 "{machine}: no page is taken for equal to a block of a disk, since the tracker {tracker} cannot watch single pages"

@@ -6,7 +6,7 @@
 
 use fermata_experiment::{Journey, Run, spare, travel};
 use fermata_linux::clock::{Stopwatch, monotonic};
-use fermata_store::Record;
+use fermata_store::{Class, Record};
 use fermata_testkit::{
     Bench,
     bench::{await_console, console},
@@ -16,6 +16,7 @@ use fermata_testkit::{
     rival::{Rival, Stock},
 };
 use fermata_types::{CheckpointId, Composition, PAGE_SIZE, PageCounts, PartKind, Root, Use};
+use fermata_vm::free::free_now;
 use std::{thread, time::Duration};
 
 const MEMORY_MIB: u32 = 1024;
@@ -26,11 +27,12 @@ const CHECKPOINTS: usize = 10;
 /// How long a guest works before it is the next one's turn.
 const TURN: Duration = Duration::from_secs(4);
 
-/// A way of taking checkpoints: keys of the specification.
+/// A way of taking checkpoints.
 struct Method {
     name: &'static str,
+    /// Keys of the specification.
     keys: &'static str,
-    /// Pages that are free or lie on a disk are left out. Else all that it looks at counts as saved, as in the paper.
+    /// Pages that are free or lie on a disk are left out, and there is a map from pages to blocks. Else all that it looks at counts as saved.
     leaves_out: bool,
 }
 
@@ -38,10 +40,6 @@ const FULL: Method = Method { name: "full", keys: "full: true\nfree: keep\n", le
 const FULL_LESS: Method = Method { name: "page cache + free", keys: "full: true\n", leaves_out: true };
 const INCREMENTAL: Method = Method { name: "incremental", keys: "free: keep\n", leaves_out: false };
 const COMBINED: Method = Method { name: "incremental + page cache + free", keys: "", leaves_out: true };
-/// What is left of the last without the guest's word for its free pages.
-const WITHOUT_HELP: Method = Method { name: "without the guest's help", keys: "free: keep\n", leaves_out: true };
-/// Without tracking while the guest runs, and so without a map: what was written is found by comparing.
-const UNTRACKED: Method = Method { name: "untracked", keys: "tracker: compare\n", leaves_out: false };
 const METHODS: [&Method; 4] = [&FULL, &FULL_LESS, &INCREMENTAL, &COMBINED];
 
 /// What a guest does, and what the paper has for it.
@@ -88,47 +86,43 @@ fn main() {
     report.print();
 }
 
-/// One checkpoint, when the work is done. The guests of a load do it beside each other, and then each has its checkpoint while the others stand still.
+/// One checkpoint, when the work is done; and what would be kept besides without the guest's help, at the same instant.
 fn singles(loads: &[&Load], report: &mut Report) {
-    let columns =
-        ["load", "free", "page cache", "dirty", "others", "saved", "saved %", "kept", "written", "time s", "savevm s", "speed-up"];
-    let mut helped = Table { title: "Table 4: a single checkpoint, with the guest's help, MiB".into(), rows: vec![row(&columns)] };
-    let mut alone = Table { title: "Table 5: a single checkpoint, without the guest's help, MiB".into(), rows: vec![row(&columns)] };
-    let mut means = [Shares::default(), Shares::default()];
+    let [uses, amounts] =
+        [&["load", "free", "page cache", "dirty", "others"][..], &["saved", "%", "kept", "written", "s", "savevm s", "speed-up"]];
+    let table = |title: &str, columns: Vec<&str>| Table { title: title.to_owned(), rows: vec![row(&columns)] };
+    let mut helped = table("Table 4: a single checkpoint, with the guest's help, MiB", [uses, amounts].concat());
+    let mut alone = table("Table 5: a single checkpoint, without the guest's help, MiB", [&uses[..1], amounts].concat());
+    let mut shares = [Shares::default(), Shares::default()];
     for load in loads {
-        let methods = [&COMBINED, &WITHOUT_HELP];
-        let guests = methods.map(|method| boot(load, method));
+        // Both work at the same time, and each stands still while the other is looked at.
         let mut rival = stock(load).boot();
+        let (bench, run) = boot(load, &COMBINED);
+        await_console(&run.body(), PATIENCE, |text| done(text, load));
         rival.await_console(&format!("space {} took_ms", load.name));
-        guests.iter().for_each(|(_, run)| _ = await_console(&run.body(), PATIENCE, |text| done(text, load)));
-        guests.iter().for_each(|(_, run)| run.pause().expect("it stops"));
+        rival.stop();
+        let taken = take(&run, &COMBINED);
+        run.pause().expect("it stops");
         let (savevm, grown, loadvm) = savevm(&mut rival);
         drop(rival);
-        for (place, (method, table)) in methods.into_iter().zip([&mut helped, &mut alone]).enumerate() {
-            let (bench, run) = &guests[place];
-            run.resume().expect("it goes on");
-            let taken = take(run, method);
-            run.pause().expect("it stops");
-            table.rows.push(single_row(load, &taken, savevm));
-            means[place].add(&taken.amount);
-            let paper = if place == 0 { load.paper.0 } else { load.paper.1 };
-            report.tell(&format!("{}: {}", load.name, said(method)), taken.amount.saved_percent(), "%", Some(("the paper", paper)));
-            if place == 0 {
-                let restored = eager_restore(bench, &taken).as_secs_f64();
-                report.tell(&format!("{}: eager restore", load.name), restored, "s", Some(("loadvm", loadvm.as_secs_f64())));
-            }
+        let (more, took) = without_help(&bench, &run, &taken);
+        let restored = eager_restore(&bench, &taken).as_secs_f64();
+        helped.rows.push([cells_of_uses(load, &taken.record), cells_of_amount(&taken.amount, taken.took, savevm)].concat());
+        alone.rows.push([vec![load.name.to_owned()], cells_of_amount(&more, took, savevm)].concat());
+        for (place, (amount, paper)) in [(&taken.amount, load.paper.0), (&more, load.paper.1)].into_iter().enumerate() {
+            shares[place].add(amount);
+            report.tell(&format!("{}: saved {}", load.name, HELP[place]), percent(amount.saved), "%", Some(("the paper", paper)));
         }
+        report.tell(&format!("{}: eager restore", load.name), restored, "s", Some(("loadvm", loadvm.as_secs_f64())));
         report.tell(&format!("{}: savevm's file grows by", load.name), grown, "MiB", None);
     }
-    for (shares, (method, limit)) in means.iter().zip([(&COMBINED, 8.0), (&WITHOUT_HELP, 12.0)]) {
-        shares.mark(report, &format!("a single checkpoint, {}", said(method)), limit);
+    for (place, limit) in [8.0, 12.0].into_iter().enumerate() {
+        shares[place].mark(report, &format!("a single checkpoint, {}", HELP[place]), limit);
     }
     report.tables.extend([helped, alone]);
 }
 
-fn said(method: &Method) -> &'static str {
-    if method.keys.is_empty() { "with the guest's help" } else { method.name }
-}
+const HELP: [&str; 2] = ["with the guest's help", "without"];
 
 /// A checkpoint that was asked for.
 struct Taken {
@@ -156,10 +150,6 @@ impl Amount {
         let stored: u64 = machines.map(|part| record.cost.stored_by_part[&part.name]).sum();
         Self { saved: mib(saved.map(|(_, count)| count).sum()), kept: mib(counts.new), written: stored as f64 / MIB }
     }
-
-    fn saved_percent(&self) -> f64 {
-        percent(self.saved)
-    }
 }
 
 /// What checkpoints of several loads keep and write, in percent of the memory.
@@ -185,7 +175,8 @@ impl Shares {
 }
 
 fn boot(load: &Load, method: &Method) -> (Bench, Run) {
-    let bench = Bench::new(&(method.keys.to_owned() + &guests::space("space", load.name)));
+    let yaml = method.keys.to_owned() + &guests::space("space", load.name);
+    let bench = if method.leaves_out { Bench::new(&yaml) } else { Bench::without_page_map(&yaml) };
     let run = bench.boot();
     await_console(&run.body(), BOOT, |text| text.contains(&format!("space {} begins", load.name)).then_some(()));
     (bench, run)
@@ -230,16 +221,36 @@ fn eager_restore(bench: &Bench, taken: &Taken) -> Duration {
     took
 }
 
-fn single_row(load: &Load, single: &Taken, savevm: Duration) -> Vec<String> {
-    let uses = composition(&single.record);
-    let of = |what: Use| uses.as_ref().map(|uses| mib(uses.of(what)));
-    let [free, clean, dirty] = [of(Use::Free), of(Use::CacheClean), of(Use::CacheDirty)];
-    let others = uses.as_ref().map(|uses| mib(uses.total()) - free.unwrap_or(0.0) - clean.unwrap_or(0.0) - dirty.unwrap_or(0.0));
-    let Amount { saved, kept, written } = single.amount;
-    let (took, savevm) = (single.took.as_secs_f64(), savevm.as_secs_f64());
-    let numbers = [saved, percent(saved), kept, written, took, savevm, savevm / took].map(Some);
-    let cells = [free, clean, dirty, others].into_iter().chain(numbers).map(|number| number.map_or_else(|| "-".into(), cell));
-    std::iter::once(load.name.to_owned()).chain(cells).collect()
+/// What the checkpoint would keep if the guest did not tell which of its pages are free, and how long it would take: those go through the sieve, too.
+fn without_help(bench: &Bench, run: &Run, taken: &Taken) -> (Amount, Duration) {
+    let body = run.body();
+    let free = free_now(body.machine()).expect("its kernel tells");
+    let watch = Stopwatch::start();
+    let mut writer = bench.host.store().writer().expect("a writer");
+    writer.stand_on(&taken.record.images);
+    let (before, mut new, mut content) = (writer.stored_bytes().expect("room"), 0, [0; PAGE_SIZE]);
+    for page in &free {
+        body.machine().ram().read_at(u64::from(page) * PAGE_SIZE as u64, &mut content).expect("RAM can be read");
+        new += u64::from(writer.put_page(&content).expect("room").1 == Class::New);
+    }
+    let written = writer.stored_bytes().expect("room") - before;
+    let Amount { saved, kept, written: others } = taken.amount;
+    let touched = counts_of(&taken.record, PartKind::Machine).free;
+    let amount = Amount { saved: saved + mib(touched), kept: kept + mib(new), written: others + written as f64 / MIB };
+    (amount, taken.took + watch.elapsed())
+}
+
+fn cells_of_uses(load: &Load, record: &Record) -> Vec<String> {
+    let uses = composition(record).unwrap_or_else(|| panic!("{}: its kernel tells: {:?}", load.name, record.cost.composition));
+    let told = [Use::Free, Use::CacheClean, Use::CacheDirty].map(|what| uses.of(what));
+    let others = uses.total() - told.iter().sum::<u64>();
+    std::iter::once(load.name.to_owned()).chain(told.into_iter().chain([others]).map(|pages| cell(mib(pages)))).collect()
+}
+
+fn cells_of_amount(amount: &Amount, took: Duration, savevm: Duration) -> Vec<String> {
+    let Amount { saved, kept, written } = *amount;
+    let (took, savevm) = (took.as_secs_f64(), savevm.as_secs_f64());
+    [saved, percent(saved), kept, written, took, savevm, savevm / took].map(cell).to_vec()
 }
 
 /// Checkpoints again and again while the guest works, by one method; each but the first, which has to save everything.
@@ -288,11 +299,11 @@ fn periods(loads: &[&Load], report: &mut Report) {
     report.tables.push(spaces);
 }
 
-/// How much longer the work takes with write tracking and the page-to-block map than without both. No checkpoint is taken. Three guests take turns of a few
-/// seconds, so that what else the host does meets all of them alike; what two of the same kind differ by is what cannot be told apart.
+/// How much longer the work takes with the page-to-block map than without. No checkpoint is taken. Three guests take turns of a few seconds, so that what else the
+/// host does meets all of them alike; what two of the same kind differ by is what cannot be told apart.
 fn overhead(loads: &[&Load], report: &mut Report) {
     let load = loads[0];
-    let guests = [&COMBINED, &UNTRACKED, &UNTRACKED].map(|method| {
+    let guests = [&COMBINED, &INCREMENTAL, &INCREMENTAL].map(|method| {
         let guest = boot(load, method);
         guest.1.pause().expect("it stops");
         guest
@@ -308,18 +319,21 @@ fn overhead(loads: &[&Load], report: &mut Report) {
     let [with, without, again] = [0, 1, 2].map(|place: usize| ended(&guests[place].1).expect("it is done") / 1e3);
     let more = |time: f64| (time / without.min(again) - 1.0) * 100.0;
     let same = more(without.max(again));
-    let name = format!("{}: longer with tracking and map", load.name);
+    let name = format!("{}: longer with the map", load.name);
     let (more, rival) = (more(with), Some(("two without", same)));
     report.mark(&name, more, "%", rival, ("under 1.5 %, or not distinguishable", more < 1.5 || more < same));
-    report.tell(&format!("{}: by the guest's clock", load.name), with, "s", Some(("neither", without.min(again))));
+    report.tell(&format!("{}: by the guest's clock", load.name), with, "s", Some(("without", without.min(again))));
 }
+
+/// The default, and with all blocks and pages kept that are free in the guest.
+const KEPT: Method = Method { keys: "free: keep\n", ..COMBINED };
 
 /// By how much a disk differs from what it was before, when a source tree was built, and when that was removed again; and what that costs to store.
 fn freed(_: &[&Load], report: &mut Report) {
     let mut table = Table { title: "Make, then make clean: what the disk differs by from before, MiB".into(), rows: Vec::new() };
     table.rows.push(row(&["", "after make", "after make clean", "by the file system"]));
     let mut left = Vec::new();
-    for (name, method) in [("freed blocks dropped", &COMBINED), ("every block kept", &WITHOUT_HELP)] {
+    for (name, method) in [("freed blocks dropped", &COMBINED), ("every block kept", &KEPT)] {
         let bench = Bench::new(&(method.keys.to_owned() + &guests::debian("freed", guests::SPACE, "")));
         let run = bench.boot();
         let before = settled(&run, "true");
