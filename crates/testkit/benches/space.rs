@@ -1,6 +1,7 @@
 //! How much of a guest's memory checkpoints keep: five workloads, four methods and savevm, as tables 4 to 6 of a paper; and make clean.
 //!
-//! All of it takes about an hour. Arguments name what is to be measured of it: `single`, `periodic`, `overhead`, `freed`.
+//! All of it takes about an hour. Arguments name what is to be measured of it: `single`, `periodic`, `overhead`, `freed`; and of
+//! which workloads.
 //!
 //! Needs guests: space
 
@@ -65,13 +66,19 @@ const PARTS: [(&str, fn(&[&Load], &mut Report)); 4] =
     [("single", singles), ("periodic", periods), ("overhead", overhead), ("freed", freed)];
 
 fn main() {
-    let loads: Vec<_> = LOADS.iter().filter(|load| pick(true, load.short)).collect();
-    let named: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
-    if let Some(unknown) = named.iter().find(|name| PARTS.iter().all(|(part, _)| part != name)) {
-        panic!("nothing is called {unknown}; there are: {}", PARTS.map(|(part, _)| part).join(", "));
+    let arguments: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
+    let (parts, loads) = (PARTS.map(|(part, _)| part), LOADS.map(|load| load.name));
+    if let Some(unknown) = arguments.iter().find(|name| !parts.iter().chain(&loads).any(|known| known == name)) {
+        panic!("nothing is called {unknown}; there are {} and {}", parts.join(", "), loads.join(", "));
     }
+    // All of them where none is named.
+    let wanted = |name: &str, of: &[&str]| {
+        let mut named = arguments.iter().filter(|argument| of.iter().any(|known| known == argument)).peekable();
+        named.peek().is_none() || named.any(|argument| argument == name)
+    };
+    let loads: Vec<_> = LOADS.iter().filter(|load| wanted(load.name, &loads) && pick(true, load.short)).collect();
     let mut report = Report::new("space");
-    for (_, measure) in PARTS.iter().filter(|(part, _)| named.is_empty() || named.iter().any(|name| name == part)) {
+    for (_, measure) in PARTS.iter().filter(|(part, _)| wanted(part, &parts)) {
         measure(&loads, &mut report);
     }
     report.note(format!(
