@@ -81,6 +81,7 @@ fn look(load: &str, keys: &str, chance: &mut Chance) -> Seen {
     assert_eq!(run.body().machine().status(), Status::Running, "{load}: {said}");
     assert!(!["FAILS", "EXT4-fs error", "Oops", "BUG:"].iter().any(|word| said.contains(word)), "{load}: {said}");
     keeper.down(None).expect("it ends");
+    eprintln!("{load}: {} checkpoints, {} journeys, {} pages looked at", seen.checkpoints, seen.journeys, seen.pages);
     seen
 }
 
