@@ -45,6 +45,7 @@ pub(crate) fn checkpoint(entry: Entry) -> values::Checkpoint {
         steps_ms: record.cost.steps_ns.into_iter().map(|(step, ns)| (step, from_ns(ns))).collect(),
         save_ms: from_ns(record.cost.save_ns),
         stored_bytes: record.cost.stored_bytes,
+        stored_by_part: record.cost.stored_by_part,
         pages: record.cost.pages,
         pages_by_part: record.cost.parts,
         background_ms: record.cost.background_ns.into_iter().map(|(step, ns)| (step, from_ns(ns))).collect(),

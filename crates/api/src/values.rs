@@ -44,6 +44,9 @@ pub struct Checkpoint {
     pub save_ms: f64,
     /// Bytes that it added to the store.
     pub stored_bytes: u64,
+    /// Of them those of each part by name. Empty for checkpoints of before it was told.
+    #[serde(default)]
+    pub stored_by_part: BTreeMap<String, u64>,
     /// How its pages fell through the sieve.
     pub pages: PageCounts,
     /// The same for each part by name: pages of RAM and blocks of disks apart.

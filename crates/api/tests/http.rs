@@ -59,6 +59,7 @@ impl Service for Pretender {
             steps_ms: Default::default(),
             save_ms: 0.0,
             stored_bytes: 0,
+            stored_by_part: Default::default(),
             pages: PageCounts::default(),
             pages_by_part: Default::default(),
             background_ms: Default::default(),

@@ -9,6 +9,7 @@ use crate::{
 };
 use fermata_checkpoint::{Captured, Failure, Outcome, Part, Phase, Protocol, Saved, Step};
 use fermata_linux::clock::{Stopwatch, monotonic};
+use fermata_store::Writer;
 use fermata_types::{Composition, PageCounts, PartKind, VirtualTime};
 use std::{collections::BTreeMap, fmt, ops::Range, time::Duration};
 
@@ -17,6 +18,18 @@ pub(crate) const THAW: &str = "thaw";
 
 /// Before the instant that was asked for, the parts catch up: at least so long, and so long for each of them.
 const CATCH_UP: Duration = Duration::from_millis(2);
+
+/// Where the states of parts are written.
+pub(crate) trait Storage {
+    /// Bytes written for the checkpoint so far.
+    fn stored_bytes(&mut self) -> Result<u64, Failure>;
+}
+
+impl Storage for Writer {
+    fn stored_bytes(&mut self) -> Result<u64, Failure> {
+        Ok(Writer::stored_bytes(self)?)
+    }
+}
 
 /// The parts of a run; `S` is where their states are written.
 pub(crate) type Parts<S> = Vec<Box<dyn Part<S>>>;
@@ -90,6 +103,8 @@ pub(crate) struct Tentative<S> {
     pub apart: Option<Apart>,
     /// How long each part prepared.
     prepared: BTreeMap<String, Duration>,
+    /// Bytes that each part has put into the store so far.
+    stored: BTreeMap<String, u64>,
 }
 
 /// What became of all parts.
@@ -102,12 +117,14 @@ pub(crate) struct SavedParts<S> {
     pub composition: BTreeMap<String, Composition>,
     /// Steps of the work before and behind the pause: part and step.
     pub background: BTreeMap<String, Duration>,
+    /// Bytes that each part put into the store.
+    pub stored: BTreeMap<String, u64>,
     pub writer: S,
 }
 
 /// Prepares, freezes, captures and thaws. On failure the parts have been settled already. `clock` is that of the guests, and is told when they stand still.
 /// `seen` is called at its moments, and makes what it is called in longer.
-pub(crate) fn take<S>(
+pub(crate) fn take<S: Storage>(
     parts: &mut Parts<S>,
     mut writer: S,
     manner: Manner,
@@ -121,13 +138,15 @@ pub(crate) fn take<S>(
     let mut watch = None;
     let mut pause = Duration::ZERO;
     let mut prepared = BTreeMap::new();
+    let mut stored = BTreeMap::new();
     let mut times = Vec::new();
     let ran = clock.runs();
     loop {
         let step = protocol.step().expect("a checkpoint is saved or settled before it is over");
         let result = match &step {
             Step::Prepare(of) => {
-                let result = prepare(parts, of, &mut writer, &mut prepared).and_then(|()| wait_for(parts, of, manner.at, clock));
+                let result =
+                    prepare(parts, of, &mut writer, &mut prepared, &mut stored).and_then(|()| wait_for(parts, of, manner.at, clock));
                 seen(Moment::Prepared);
                 result
             }
@@ -170,7 +189,7 @@ pub(crate) fn take<S>(
         parts.iter().flat_map(|part| part.notes().into_iter().map(|note| (format!("{} {}", part.name(), note.step), note.took))).collect();
     let names = parts.iter().map(|part| part.name().to_owned()).collect();
     let apart = apart(parts, &times);
-    Ok(Tentative { protocol, names, captured, writer, pause, steps, apart, prepared })
+    Ok(Tentative { protocol, names, captured, writer, pause, steps, apart, prepared, stored })
 }
 
 /// The guests' clocks go on, the furthest of them last.
@@ -180,12 +199,20 @@ fn go_on(clock: &GuestClock, ran: bool, times: &[VirtualTime]) {
     }
 }
 
-fn prepare<S>(parts: &mut Parts<S>, of: &[usize], writer: &mut S, prepared: &mut BTreeMap<String, Duration>) -> Result<(), PartFailure> {
+fn prepare<S: Storage>(
+    parts: &mut Parts<S>,
+    of: &[usize],
+    writer: &mut S,
+    prepared: &mut BTreeMap<String, Duration>,
+    stored: &mut BTreeMap<String, u64>,
+) -> Result<(), PartFailure> {
     each(parts, of, "prepare", |part| {
-        let watch = Stopwatch::start();
+        let (watch, before) = (Stopwatch::start(), writer.stored_bytes()?);
         let result = part.prepare(writer);
         prepared.insert(format!("{} prepare", part.name()), watch.elapsed());
-        result
+        result?;
+        stored.insert(part.name().to_owned(), writer.stored_bytes()? - before);
+        Ok(())
     })
 }
 
@@ -294,7 +321,7 @@ fn apart<S>(parts: &Parts<S>, times: &[VirtualTime]) -> Option<Apart> {
     })
 }
 
-impl<S> Tentative<S> {
+impl<S: Storage> Tentative<S> {
     /// How long all parts together prepared.
     pub fn prepared(&self) -> Duration {
         self.prepared.values().sum()
@@ -310,20 +337,22 @@ impl<S> Tentative<S> {
         let mut parts = BTreeMap::new();
         let mut composition = BTreeMap::new();
         let mut background = self.prepared;
+        let mut stored = self.stored;
         for index in order {
             let name = self.names[index].clone();
             let captured = captured[index].take().expect("each part is saved once");
-            let watch = Stopwatch::start();
             let failed = |cause| PartFailure { part: name.clone(), phase: "save", cause, others: Vec::new() };
+            let (watch, before) = (Stopwatch::start(), self.writer.stored_bytes().map_err(failed)?);
             let mut part = captured.save(&mut self.writer).map_err(failed)?;
             background.insert(format!("{name} save"), watch.elapsed());
+            *stored.entry(name.clone()).or_default() += self.writer.stored_bytes().map_err(failed)? - before;
             pages += part.pages;
             composition.extend(part.composition.take().map(|composition| (name.clone(), composition)));
             parts.insert(name, part.pages);
             saved[index] = Some(part);
         }
         let saved = saved.into_iter().map(|part| part.expect("each part is saved")).collect();
-        Ok(SavedParts { saved, pages, parts, composition, background, writer: self.writer })
+        Ok(SavedParts { saved, pages, parts, composition, background, stored, writer: self.writer })
     }
 }
 

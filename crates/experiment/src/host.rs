@@ -38,6 +38,7 @@ pub struct Host {
     images: Mutex<Vec<Arc<Golden>>>,
     bodies: AtomicU64,
     capture: CaptureOptions,
+    page_map: bool,
     /// Pages of each machine that were touched first after the last restore: a good guess for a checkpoint that was never restored.
     working_sets: Mutex<BTreeMap<String, Vec<PageNumber>>>,
 }
@@ -67,6 +68,7 @@ impl Host {
             images: Mutex::default(),
             bodies: AtomicU64::new(0),
             capture: CaptureOptions::default(),
+            page_map: true,
             working_sets: Mutex::default(),
         };
         // What a keeper that was killed left behind.
@@ -77,6 +79,16 @@ impl Host {
     /// Watches and captures the memory of its machines in this way.
     pub fn capturing(self, capture: CaptureOptions) -> Self {
         Self { capture, ..self }
+    }
+
+    /// Keeps no book of pages that equal blocks of disks: for measurements of what that saves and costs.
+    pub fn without_page_map(self) -> Self {
+        Self { page_map: false, ..self }
+    }
+
+    /// Whether it keeps book of pages that equal blocks of disks.
+    pub(crate) fn page_map(&self) -> bool {
+        self.page_map
     }
 
     /// How the memory of its machines is watched and captured.

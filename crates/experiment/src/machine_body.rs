@@ -97,8 +97,8 @@ impl MachineBody {
         let (machine, loaded) = beginning.machine(plan.machine.clone(), place, host)?;
         let machine = Arc::new(machine);
         let _ = memory.0.set(Arc::downgrade(&machine));
-        let known = machine.watches_single_pages().then(|| map_pages(&disks));
-        if known.is_none() && !disks.is_empty() {
+        let known = (host.page_map() && machine.watches_single_pages()).then(|| map_pages(&disks));
+        if !machine.watches_single_pages() && !disks.is_empty() {
             let (machine, tracker) = (&plan.machine.name, machine.capture().tracker);
             tracing::info!(
                 "{machine}: no page is taken for equal to a block of a disk, since the tracker {tracker} cannot watch single pages"

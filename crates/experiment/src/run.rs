@@ -313,6 +313,7 @@ impl Run {
                 steps_ns: all_nanoseconds(steps),
                 save_ns: nanoseconds(watch.elapsed()),
                 stored_bytes: done.writer.stored_bytes()?,
+                stored_by_part: done.stored,
                 pages: done.pages,
                 parts: done.parts,
                 background_ns: all_nanoseconds(done.background),

@@ -47,6 +47,9 @@ pub struct Cost {
     pub save_ns: u64,
     /// Bytes that this checkpoint added to the store (packs, without the record itself).
     pub stored_bytes: u64,
+    /// Of them those of each part by name: its pages, its page tables and its blobs. Older checkpoints do not tell.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub stored_by_part: BTreeMap<String, u64>,
     /// How its pages fell through the sieve.
     pub pages: PageCounts,
     /// The same for each part by name, so that pages of RAM and blocks of disks are told apart.

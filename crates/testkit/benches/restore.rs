@@ -1,4 +1,6 @@
 //! How long until a guest runs again, warm and cold, and until its own work is at full speed, beside QEMU's loadvm and -incoming; and from disk blocks.
+//!
+//! With the argument `blocks` the last alone.
 
 use fermata_experiment::{Journey, spare, travel};
 use fermata_linux::clock::{Stopwatch, monotonic};
@@ -22,6 +24,8 @@ const FULL: f64 = 0.9;
 const WORD: &str = "steps ";
 /// How this program is called by itself, for a restore by a process that has nothing in its caches.
 const COLD: &str = "--cold";
+/// Only how long it takes from disk blocks.
+const BLOCKS: &str = "blocks";
 /// The same for both sizes.
 const ALIKE: f64 = 1.25;
 
@@ -52,6 +56,15 @@ fn main() {
     }
     let rounds = pick(7, 2);
     let mut report = Report::new("restore");
+    if !arguments.iter().any(|argument| argument == BLOCKS) {
+        whole(&mut report, rounds);
+    }
+    from_blocks(&mut report, rounds.min(4));
+    report.print();
+}
+
+/// How long until a guest runs again and is at full speed, with one that stands ready and without.
+fn whole(report: &mut Report, rounds: usize) {
     let mut warm = Vec::new();
     for mib in [1024, 4096] {
         let ours = ours(mib, rounds);
@@ -66,9 +79,9 @@ fn main() {
             report.tell(&name("full speed, p50"), quantile(&ours.full, 0.5), "ms", Some((rival, quantile(&theirs.full, 0.5))));
             report.tell(&name("full speed, worst"), quantile(&ours.full, 1.0), "ms", Some((rival, quantile(&theirs.full, 1.0))));
         };
-        tell(&mut report, "warm", &ours.warm, "loadvm", &loadvm, 30.0);
-        tell(&mut report, "warm", &ours.warm, "-incoming, ready", &incoming.warm, 30.0);
-        tell(&mut report, "cold", &ours.cold, "-incoming", &incoming.cold, 250.0);
+        tell(report, "warm", &ours.warm, "loadvm", &loadvm, 30.0);
+        tell(report, "warm", &ours.warm, "-incoming, ready", &incoming.warm, 30.0);
+        tell(report, "cold", &ours.cold, "-incoming", &incoming.cold, 250.0);
         warm.push(quantile(&ours.warm.first, 0.5));
     }
     let ratio = warm[1] / warm[0];
@@ -80,8 +93,6 @@ fn main() {
     report.note(
         "the guest writes at random over three quarters of its memory; full speed: 90 % of its usual work, for two intervals of 20 ms",
     );
-    from_blocks(&mut report, rounds.min(4));
-    report.print();
 }
 
 /// What is read of the image in the guest, in MiB: more than its page cache holds.

@@ -29,24 +29,29 @@ pub struct Bench {
 impl Bench {
     /// A place for an experiment.
     pub fn new(yaml: &str) -> Self {
-        Self::of(crate::guests::spec(yaml))
+        Self::of(crate::guests::spec(yaml), |host| host)
     }
 
     /// The same for one whose memory is compared as a whole: pages that are free in the guest are kept, too.
     pub fn exact(yaml: &str) -> Self {
         let mut spec = crate::guests::spec(yaml);
         spec.capture.free = FreePages::Keep;
-        Self::of(spec)
+        Self::of(spec, |host| host)
     }
 
-    fn of(spec: Spec) -> Self {
+    /// The same as [`new`](Self::new), but nobody keeps book of pages that equal blocks of disks.
+    pub fn without_page_map(yaml: &str) -> Self {
+        Self::of(crate::guests::spec(yaml), Host::without_page_map)
+    }
+
+    fn of(spec: Spec, set: impl FnOnce(Host) -> Host) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let store = tempfile::tempdir().expect("a directory for the store");
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let run_dir = PathBuf::from(format!("/dev/shm/fermata-test-{}-{number}", std::process::id()));
         let host =
             Host::new(Store::open(store.path()).expect("a store"), run_dir.join(&spec.name)).expect("a host").capturing(spec.capture);
-        Self { spec, host: Arc::new(host), run_dir, _store: store }
+        Self { spec, host: Arc::new(set(host)), run_dir, _store: store }
     }
 
     /// Boots it.
@@ -63,7 +68,8 @@ impl Bench {
     pub fn keeper(&self) -> Arc<Keeper> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let directory = self.host.run_dir().join(format!("kept-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
-        Keeper::new(Host::new(self.host.store().clone(), directory).expect("a host"), self.spec.clone())
+        let host = Host::new(self.host.store().clone(), directory).expect("a host").capturing(self.spec.capture);
+        Keeper::new(host, self.spec.clone())
     }
 
     /// A second run at a checkpoint.

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-const PATIENCE: Duration = Duration::from_secs(300);
+const PATIENCE: Duration = Duration::from_secs(900);
 /// Faster than any disk here: a migration is not slowed down on purpose. QEMU's own default is 128 MiB/s.
 const BANDWIDTH_MAX: u64 = 16 << 30;
 

@@ -28,6 +28,7 @@ pub fn checkpoint(number: u8, parent: Option<u8>, branch: &str) -> Checkpoint {
         steps_ms: BTreeMap::from([("m1 stop".to_owned(), 0.4), ("m1 devices".to_owned(), 2.0)]),
         save_ms: 120.0,
         stored_bytes: 12_900_000,
+        stored_by_part: BTreeMap::from([("m1".to_owned(), 12_000_000)]),
         pages_by_part: BTreeMap::new(),
         background_ms: BTreeMap::new(),
         composition: BTreeMap::new(),
