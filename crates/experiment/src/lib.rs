@@ -1,6 +1,7 @@
 //! Reads the specification of an experiment, builds its parts and coordinates them.
 //!
 //! - [`spec`]: the YAML, its errors and its schema
+//! - `topology`: the network that a specification describes
 //! - `plan`: a specification with all that depends on the host settled
 //! - [`host`]: store, run directory and golden images on this host
 //! - [`body`]: one QEMU process with the servers of its disks
@@ -22,11 +23,14 @@ pub mod host;
 mod plan;
 pub mod run;
 pub mod spec;
+mod topology;
 
 pub use body::{Blueprint, Body};
 pub use coordinate::PartFailure;
 pub use error::{Error, Result};
+pub use fermata_net as net;
 pub use fermata_vm::{Accel, Execution, Machine, Paging, Status, TrackerStanding};
 pub use host::Host;
 pub use run::{Arrival, Journey, Run, Standing, fits, spare, spare_like, travel};
 pub use spec::Spec;
+pub use topology::topology;

@@ -5,6 +5,7 @@
 //! - `direction`: one direction of a cable; `codel`: its active queue discipline; `switch`: a switch's table
 //! - `change`: changes of a live link; `counters`: what was counted; `random`: seeded randomness
 //! - `state`: a network as bytes and back
+//! - `pcapng`: captures of frames
 //! - `fuzzing`: what fuzzers call, only with that feature
 //!
 //! This room knows no machine but by name, and no clock: virtual time is handed in.
@@ -16,6 +17,7 @@ mod direction;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod pcapng;
 mod random;
 mod state;
 mod switch;
@@ -24,6 +26,7 @@ mod world;
 
 pub use change::{Change, Reshape};
 pub use counters::{Counters, Dropped, Traffic};
+pub use pcapng::{Recorded, Tap, Way};
 pub use state::Unreadable;
 pub use topology::{Chance, Discipline, Interface, InterfaceId, Lan, Link, Mac, ParseMacError, Port, Shape, Topology, TopologyError};
 pub use world::World;
