@@ -3,7 +3,10 @@
 
 use crate::values::{Checkpoint, Panel, Plot, Plots, PlottedCheckpoint, Series};
 use fermata_types::{Composition, PAGE_SIZE, PageCounts, PartKind, Use};
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 /// Times by part and step, ms.
 type Steps = BTreeMap<String, f64>;
@@ -20,8 +23,8 @@ pub fn plots(experiment: &str, checkpoints: &[Checkpoint], kinds: &[&str]) -> Pl
             "memory" => memory(checkpoints),
             "dirty" => dirty(checkpoints),
             "duplicates" => duplicates(checkpoints),
-            "pause" => spent(checkpoints, "pause", |checkpoint| (&checkpoint.steps_ms, Some(checkpoint.pause_ms))),
-            "background" => spent(checkpoints, "work around the pause", |checkpoint| (&checkpoint.background_ms, None)),
+            "pause" => spent(checkpoints, "pause", |checkpoint| (pause_steps(checkpoint), Some(checkpoint.pause_ms))),
+            "background" => spent(checkpoints, "work around the pause", |checkpoint| (Cow::Borrowed(&checkpoint.background_ms), None)),
             _ => return None,
         };
         Some(Plot { name: (*kind).to_owned(), panels })
@@ -167,14 +170,14 @@ fn distances(checkpoints: &[Checkpoint]) -> Vec<Series> {
 }
 
 /// What a time was spent on, in ms and in percent. What no step accounts for is a series of its own, if the whole is known.
-fn spent(checkpoints: &[Checkpoint], what: &str, of: fn(&Checkpoint) -> (&Steps, Option<f64>)) -> Vec<Panel> {
-    let steps: BTreeSet<_> = checkpoints.iter().flat_map(|checkpoint| of(checkpoint).0.keys()).collect();
+fn spent(checkpoints: &[Checkpoint], what: &str, of: fn(&Checkpoint) -> (Cow<'_, Steps>, Option<f64>)) -> Vec<Panel> {
+    let steps: BTreeSet<_> = checkpoints.iter().flat_map(|checkpoint| of(checkpoint).0.keys().cloned().collect::<Vec<_>>()).collect();
     let sum = |checkpoint: &Checkpoint| of(checkpoint).0.values().sum::<f64>();
     let rest = |checkpoint: &Checkpoint| of(checkpoint).1.map_or(0.0, |whole| (whole - sum(checkpoint)).max(0.0));
     let series = |scale: &dyn Fn(&Checkpoint) -> f64| {
-        let step = |step: &&String| Series {
-            name: (*step).clone(),
-            values: checkpoints.iter().map(|checkpoint| of(checkpoint).0.get(*step).map(|ms| ms * scale(checkpoint))).collect(),
+        let step = |step: &String| Series {
+            name: step.clone(),
+            values: checkpoints.iter().map(|checkpoint| of(checkpoint).0.get(step).map(|ms| ms * scale(checkpoint))).collect(),
         };
         let rest = Series { name: "rest".to_owned(), values: checkpoints.iter().map(|of| Some(rest(of) * scale(of))).collect() };
         seen(steps.iter().map(step).chain([rest]).collect())
@@ -188,6 +191,20 @@ fn spent(checkpoints: &[Checkpoint], what: &str, of: fn(&Checkpoint) -> (&Steps,
         panel(format!("What the {what} was spent on"), "ms", series(&|_| 1.0)),
         panel(format!("The same, as shares of the {what}"), "%", series(&share)),
     ]
+}
+
+/// The steps of a pause. Those of several machines overlap: of each step the longest counts, for all wait for it.
+fn pause_steps(checkpoint: &Checkpoint) -> Cow<'_, Steps> {
+    if checkpoint.skew.is_none() {
+        return Cow::Borrowed(&checkpoint.steps_ms);
+    }
+    let mut longest = Steps::new();
+    for (step, ms) in &checkpoint.steps_ms {
+        let name = step.split_once(' ').map_or(step.as_str(), |(_, step)| step);
+        let most = longest.entry(format!("all {name}")).or_default();
+        *most = f64::max(*most, *ms);
+    }
+    Cow::Owned(longest)
 }
 
 /// Those that are not zero throughout.
@@ -314,6 +331,16 @@ mod tests {
         check(&pause[0], &[("m1 devices", [Some(2.0); 2]), ("m1 stop", [Some(1.0); 2]), ("rest", [Some(2.0); 2])]);
         assert_eq!(pause[1].series.iter().filter_map(|series| series.values[1]).sum::<f64>(), 100.0);
         check(&panels("background")[0], &[("m1 devices", [Some(2.0); 2])]);
+    }
+
+    #[test]
+    fn of_steps_that_overlap_the_longest_counts() {
+        let mut one = history().remove(0);
+        one.skew = Some(Default::default());
+        one.steps_ms.extend([("m2 stop".to_owned(), 1.5), ("m2 devices".to_owned(), 1.0)]);
+        let plots = plots("tryout", &[one], &["pause"]);
+        let series: Vec<_> = plots.plots[0].panels[0].series.iter().map(|series| (series.name.as_str(), series.values[0])).collect();
+        assert_eq!(series, [("all devices", Some(2.0)), ("all stop", Some(1.5)), ("rest", Some(1.5))]);
     }
 
     #[test]

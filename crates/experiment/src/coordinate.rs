@@ -344,3 +344,6 @@ pub(crate) fn settle<S>(parts: &mut Parts<S>, saved: Option<&[Saved]>) {
         part.settle(saved.and_then(|saved| saved.get(index)).map_or(Outcome::Aborted, |saved| Outcome::Permanent(&saved.state)));
     }
 }
+
+#[cfg(test)]
+mod tests;

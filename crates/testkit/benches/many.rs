@@ -1,2 +1,130 @@
-//! Placeholder.
-fn main() {}
+//! How the pause grows with the number of machines that stand still together: beside stopping them one by one, and savevm on each.
+
+use fermata_experiment::{Asked, Run};
+use fermata_store::Record;
+use fermata_testkit::{
+    Bench,
+    bench::await_console_of,
+    guests,
+    measure::{at_every, pick},
+    report::{Report, Table, quantile},
+    rival::Stock,
+};
+use std::{thread, time::Duration};
+
+const INTERVAL: Duration = Duration::from_secs(1);
+const BOOT: Duration = Duration::from_secs(300);
+const MEMORY_MIB: u32 = 128;
+/// Each writes 8 MiB of memory over and over, some hundred pages a second: all of them together leave the host's processors some rest.
+const WORK: &str = "fermata.run=work:8:300";
+const RIVAL_WORK: &str = "work:8:300";
+/// From the smallest to the largest number of machines, the pause may grow by this share of how much they grow.
+const GROWTH_MAX: f64 = 0.5;
+
+/// All in ms, but for bytes.
+struct Measured {
+    machines: usize,
+    together: Vec<Record>,
+    in_turn: Vec<f64>,
+    /// On each, one after the other.
+    savevm: f64,
+}
+
+impl Measured {
+    fn pause(&self, share: f64) -> f64 {
+        quantile(&self.together.iter().map(|record| record.cost.pause_ns as f64 / 1e6).collect::<Vec<_>>(), share)
+    }
+
+    /// Of stops, of goings on, and of virtual times.
+    fn skews(&self, share: f64) -> [f64; 3] {
+        let all: Vec<_> = self.together.iter().filter_map(|record| record.cost.skew).collect();
+        let of =
+            |value: fn(&fermata_store::Skew) -> u64| quantile(&all.iter().map(|skew| value(skew) as f64 / 1e6).collect::<Vec<_>>(), share);
+        [of(|skew| skew.stop_ns), of(|skew| skew.resume_ns), of(|skew| skew.time_ns)]
+    }
+
+    fn stored_kib(&self) -> f64 {
+        quantile(&self.together.iter().map(|record| record.cost.stored_bytes as f64 / 1024.0).collect::<Vec<_>>(), 0.5)
+    }
+}
+
+fn main() {
+    let all: Vec<_> = pick(vec![2, 4, 8, 16, 32], vec![2, 8]).into_iter().map(measure).collect();
+    let mut report = Report::new("many");
+    for measured in &all {
+        let of = |what: &str| format!("{} machines: {what}", measured.machines);
+        let in_turn = quantile(&measured.in_turn, 0.5);
+        report.tell(&of("pause p50"), measured.pause(0.5), "ms", Some(("one by one", in_turn)));
+        report.tell(&of("pause worst"), measured.pause(1.0), "ms", Some(("one by one", quantile(&measured.in_turn, 1.0))));
+        report.tell(&of("pause p50"), measured.pause(0.5), "ms", Some(("savevm on each", measured.savevm)));
+        for (what, place) in [("stops apart", 0), ("goings on apart", 1), ("virtual times apart", 2)] {
+            report.tell(&of(&format!("{what}, p50")), measured.skews(0.5)[place], "ms", None);
+            report.tell(&of(&format!("{what}, worst")), measured.skews(1.0)[place], "ms", None);
+        }
+        report.tell(&of("stored a checkpoint, p50"), measured.stored_kib(), "KiB", None);
+    }
+    let (first, last) = (&all[0], &all[all.len() - 1]);
+    let (growth, machines) = (last.pause(0.5) / first.pause(0.5), last.machines as f64 / first.machines as f64);
+    let mark = (&*format!("less than {:.0} times", machines * GROWTH_MAX), growth < machines * GROWTH_MAX);
+    report.mark(&format!("pause grows, at {machines} times the machines"), growth, "x", Some(("machines", machines)), mark);
+    let shorter = quantile(&last.in_turn, 0.5) / last.pause(0.5);
+    report.mark(&format!("{} machines: one by one takes longer by", last.machines), shorter, "x", None, ("more than 1", shorter > 1.0));
+    report.tables.push(table(&all));
+    report.note(format!("{MEMORY_MIB} MiB and one processor each; {WORK}; a checkpoint every {} s", INTERVAL.as_secs()));
+    report.note("one by one: the same checkpoints, each machine stopped, captured and started before the next is asked");
+    report.note("savevm on each: the same guests in stock QEMU, one after the other, the sum of their pauses");
+    report.print();
+}
+
+fn table(all: &[Measured]) -> Table {
+    let mut rows =
+        vec![["machines", "pause", "one by one", "savevm on each", "stops apart", "virtual times apart"].map(str::to_owned).to_vec()];
+    for measured in all {
+        let [stop, _, time] = measured.skews(0.5);
+        let values = [measured.pause(0.5), quantile(&measured.in_turn, 0.5), measured.savevm, stop, time];
+        rows.push(std::iter::once(measured.machines.to_string()).chain(values.map(|ms| format!("{ms:.2} ms"))).collect());
+    }
+    Table { title: "Medians".to_owned(), rows }
+}
+
+fn measure(machines: usize) -> Measured {
+    let (together, in_turn) = ours(machines);
+    Measured { machines, together, in_turn, savevm: savevm(machines) }
+}
+
+fn ours(machines: usize) -> (Vec<Record>, Vec<f64>) {
+    let names: Vec<_> = (0..machines).map(|number| format!("m{number:02}")).collect();
+    let nodes: Vec<_> = names.iter().map(|name| (name.as_str(), WORK, "")).collect();
+    let bench = Bench::new(&guests::several("many", MEMORY_MIB, &nodes));
+    let run = bench.boot();
+    for body in run.body().machines() {
+        await_console_of(body.machine(), BOOT, |text| text.contains("work second 3").then_some(()));
+    }
+    // The first holds all that the guests have. The second is of what was written meanwhile.
+    for _ in 0..2 {
+        run.checkpoint(None).expect("a checkpoint");
+    }
+    // In blocks that alternate, so that what the host does besides is shared.
+    let (blocks, each) = pick((4, 6), (2, 3));
+    let (mut together, mut in_turn) = (Vec::new(), Vec::new());
+    for _ in 0..blocks {
+        together.extend(at_every(INTERVAL, each, || taken(&run, false)));
+        in_turn.extend(at_every(INTERVAL, each, || taken(&run, true).cost.pause_ns as f64 / 1e6));
+    }
+    (together, in_turn)
+}
+
+fn taken(run: &Run, in_turn: bool) -> Record {
+    run.checkpoint_as(Asked { in_turn, ..Asked::default() }, &|| true).expect("a checkpoint").1
+}
+
+/// The sum over all of them; the median of some rounds.
+fn savevm(machines: usize) -> f64 {
+    let mut rivals: Vec<_> = (0..machines).map(|_| Stock::tiny(MEMORY_MIB, RIVAL_WORK).boot()).collect();
+    rivals.iter().for_each(|rival| rival.await_console("work second 3"));
+    let mut round = |number: usize| {
+        thread::sleep(INTERVAL);
+        rivals.iter_mut().map(|rival| rival.savevm(&format!("s{number}")).as_secs_f64() * 1e3).sum::<f64>()
+    };
+    quantile(&(0..pick(3, 1)).map(&mut round).collect::<Vec<_>>(), 0.5)
+}

@@ -4,9 +4,10 @@
 use fermata_experiment::{Asked, Body, Journey, Moment, Run, Status, When};
 use fermata_linux::clock::Stopwatch;
 use fermata_testkit::{
-    Bench, Snapshot,
+    Bench, Cli, Snapshot,
     bench::{await_console_of, console_of},
-    cli, guests,
+    cli::{self, array, count, string},
+    guests,
 };
 use fermata_types::VirtualTime;
 use fermata_vm::MachineDetails;
@@ -76,13 +77,11 @@ fn instants_of_three_machines_come_back_identical_and_their_clocks_stay_together
     println!("apart p50 {:?}, worst {:?}; stops apart in all {:?}", each[30], each[59], Duration::from_nanos(summed));
     assert!(each[30] < Duration::from_millis(5), "{each:?}");
     assert_eq!(statuses(&run), [Status::Running, Status::Running, Status::Running]);
+    at_an_instant(&run);
 }
 
-#[test]
-fn a_checkpoint_at_an_instant_is_taken_there() {
-    let bench = Bench::new(&three("instant"));
-    let run = bench.boot();
-    await_work(&run.body());
+/// A checkpoint at an instant is taken there.
+fn at_an_instant(run: &Run) {
     let (_, first) = run.checkpoint(None).expect("a checkpoint");
     let at = VirtualTime::from_ns(first.time_virtual_ns + 1_700_000_000);
     let asked = Asked { when: Some(When::At(at)), ..Asked::default() };
@@ -98,6 +97,34 @@ fn a_checkpoint_at_an_instant_is_taken_there() {
     run.resume().expect("it goes on");
     let left = run.checkpoint_as(Asked { when: Some(When::After(Duration::from_secs(3600))), ..after }, &|| false);
     assert!(left.expect_err("nobody waits").to_string().contains("has left"));
+}
+
+#[test]
+fn the_command_line_takes_the_name_of_a_machine() {
+    let cli = Cli::new();
+    cli.write("two.yaml", &guests::several("two", 128, &[("left", "fermata.run=tick", ""), ("right", "fermata.run=tick", "")]));
+    cli.ok(&["up", "two.yaml"]);
+    cli.fails(&["exec", "--", "true"], 255, &["several machines", "left, right"]);
+    cli.fails(&["exec", "middle", "--", "true"], 255, &["no machine \"middle\"", "left, right"]);
+    cli.fails(&["console", "--log"], 1, &["main:left", "main:right"]);
+    assert_eq!(cli.shell("right", "echo here"), "here");
+    assert!(cli.ok(&["console", "left", "--log"]).contains("tick"));
+    let before = count(&cli.json(&["ls"])[0]["runs"][0]["time_virtual_ns"]);
+    let taken = cli.json(&["checkpoint", "--at", "+1.5s"]);
+    assert!(count(&taken["time_virtual_ns"]) > before + 1_400_000_000, "{taken}");
+    assert!(taken["skew"]["stop_ms"].is_number(), "{taken}");
+    let shown = cli.ok(&["show", "main"]);
+    for words in ["machines stopped within", "left stop", "right stop", "Memory of left", "Memory of right"] {
+        assert!(shown.contains(words), "{words} is missing in {shown}");
+    }
+    let metrics = cli.ok(&["metrics"]);
+    for words in ["fermata_skew_seconds_count{", "machine=\"left\",run=\"main\",state=\"running\"} 1", "machine=\"right\""] {
+        assert!(metrics.contains(words), "{words} is missing in {metrics}");
+    }
+    cli.ok(&["goto", "main"]);
+    assert_eq!(cli.shell("left", "echo again"), "again");
+    assert_eq!(array(&cli.json(&["pause"])["machines"]).iter().map(|machine| string(&machine["state"])).collect::<Vec<_>>(), ["paused"; 2]);
+    cli.ok(&["down"]);
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! What a fuzzer may feed with any bytes: answers of QEMU and of the guest agent, and QEMU's device state. See `fuzz/README.md`.
 
-use crate::{agent, device_state, monitor};
+use crate::{agent, device_state, monitor::Talk};
 use qapi::{qga, qmp};
-use std::{io::Write, net::Shutdown, os::unix::net::UnixStream};
+use std::{io::Write, net::Shutdown, os::unix::net::UnixStream, time::Duration};
 
 /// More than this does not fit into a socket that nobody reads yet.
 const BYTES_MAX: usize = 64 << 10;
 const COMMANDS: usize = 8;
+/// Whoever has hung up says nothing more.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A socket at whose other end somebody has said all this and hung up. He takes in what he is told, and never answers.
 fn heard(data: &[u8]) -> (UnixStream, UnixStream) {
@@ -19,12 +21,14 @@ fn heard(data: &[u8]) -> (UnixStream, UnixStream) {
 /// What QEMU says on its monitor: greeting, answers, events.
 pub fn qmp(data: &[u8]) {
     let (stream, _theirs) = heard(data);
-    let Ok(mut connection) = monitor::handshake(stream) else { return };
+    let Ok(mut talk) = Talk::begin(stream) else { return };
     for _ in 0..COMMANDS {
-        let _ = connection.execute(&qmp::query_status {});
-        let _ = connection.execute(&qmp::query_migrate {});
-        connection.events();
+        let [Ok(forgotten), Ok(wanted)] = [talk.ask(&qmp::query_status {}), talk.ask(&qmp::stop {})] else { return };
+        talk.forget(forgotten);
+        let _ = talk.answer(wanted, PATIENCE);
+        assert!(talk.waiting() <= 2 * COMMANDS, "nobody asked so much");
     }
+    talk.stood();
 }
 
 /// What a guest says where its agent should be.

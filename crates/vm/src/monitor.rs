@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// One answer or event. The longest that we ask for has some hundred bytes.
 const LINE_MAX: u64 = 16 << 20;
 
-pub(crate) type Connection = Qmp<Stream<Lines<BufReader<UnixStream>>, BufWriter<UnixStream>>>;
+type Connection = Qmp<Stream<Lines<BufReader<UnixStream>>, BufWriter<UnixStream>>>;
 
 /// A QMP connection. Commands are answered in the order in which they are asked.
 pub(crate) struct Monitor {
@@ -35,7 +35,8 @@ pub(crate) struct Monitor {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(u64);
 
-struct Talk {
+/// A conversation with QEMU. Commands are answered in their order.
+pub(crate) struct Talk {
     connection: Connection,
     /// The same socket, to say how long an answer may take.
     stream: UnixStream,
@@ -50,13 +51,13 @@ struct Talk {
 }
 
 impl Talk {
-    fn begin(stream: UnixStream) -> Result<Self, ExecuteError> {
+    pub fn begin(stream: UnixStream) -> Result<Self, ExecuteError> {
         let connection = handshake(stream.try_clone()?)?;
         let (asked, answers) = (VecDeque::new(), BTreeMap::new());
         Ok(Self { connection, stream, tickets: 0, asked, answers, stopped: None, resumed: None })
     }
 
-    fn ask<C: Command>(&mut self, command: &C) -> io::Result<Ticket> {
+    pub fn ask<C: Command>(&mut self, command: &C) -> io::Result<Ticket> {
         self.connection.write_command(command)?;
         self.tickets += 1;
         self.asked.push_back(Some(Ticket(self.tickets)));
@@ -86,8 +87,19 @@ impl Talk {
         Ok(())
     }
 
+    /// Answers that have yet to come or to be fetched.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub fn waiting(&self) -> usize {
+        self.asked.len() + self.answers.len()
+    }
+
+    /// When the guest last stopped and when it last went on.
+    pub fn stood(&self) -> Option<Range<Duration>> {
+        Some(since_1970(self.stopped?)?..since_1970(self.resumed?)?)
+    }
+
     /// The answer of this command. None: it will not come.
-    fn answer(&mut self, ticket: Ticket, patience: Duration) -> io::Result<Option<Result<Any, qapi::Error>>> {
+    pub fn answer(&mut self, ticket: Ticket, patience: Duration) -> io::Result<Option<Result<Any, qapi::Error>>> {
         while !self.answers.contains_key(&ticket) && self.asked.contains(&Some(ticket)) {
             self.read(patience)?;
         }
@@ -95,7 +107,7 @@ impl Talk {
     }
 
     /// Nobody will ask for it. It is read some day, and dropped.
-    fn forget(&mut self, ticket: Ticket) {
+    pub fn forget(&mut self, ticket: Ticket) {
         self.answers.remove(&ticket);
         self.asked.iter_mut().filter(|asked| **asked == Some(ticket)).for_each(|asked| *asked = None);
     }
@@ -173,9 +185,7 @@ impl Monitor {
 
     /// When the guest last stopped and when it last went on, as QEMU told: wall clock of the host, to the microsecond.
     pub fn stood(&self) -> Option<Range<Duration>> {
-        let slot = self.talk();
-        let talk = slot.as_ref()?;
-        Some(since_1970(talk.stopped?)?..since_1970(talk.resumed?)?)
+        self.talk().as_ref()?.stood()
     }
 
     fn talk(&self) -> MutexGuard<'_, Option<Talk>> {
@@ -220,7 +230,7 @@ fn since_1970(timestamp: Timestamp) -> Option<Duration> {
 }
 
 /// Begins a conversation.
-pub(crate) fn handshake(stream: UnixStream) -> Result<Connection, ExecuteError> {
+fn handshake(stream: UnixStream) -> Result<Connection, ExecuteError> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut connection = Qmp::new(Stream::new(Lines::new(BufReader::new(stream.try_clone()?), LINE_MAX), BufWriter::new(stream)));
