@@ -4,13 +4,15 @@ use crate::{
     Error, Host, Result,
     coordinate::Parts,
     guest_clock::GuestClock,
-    machine_body::{Beginning, MachineBody, Return},
+    machine_body::{Beginning, MachineBody, Return, Stage},
+    network::{self, Network},
     plan::Plan,
     several::side_by_side,
     together::{Start, run_together, stop_together},
 };
 use fermata_disk::Disk;
 use fermata_linux::clock::monotonic;
+use fermata_net::Fabric;
 use fermata_store::{Hold, Progress, Writer};
 use fermata_types::{ImageId, MachineId, PageSet, VirtualTime};
 use fermata_vm::{Machine, MachineDetails, Status};
@@ -21,7 +23,9 @@ use std::{
 
 /// Machines with their disks, in the order of their names. Dropping it ends every QEMU.
 pub struct Body {
+    // The machines go first: the network's servers see QEMU leave.
     machines: Vec<MachineBody>,
+    network: Option<Network>,
     plan: Plan,
     /// Told by everybody who stops the machines or lets them go on.
     pub(crate) clock: GuestClock,
@@ -37,7 +41,7 @@ impl Body {
     /// Machines that are about to boot, and their parts.
     pub(crate) fn boot(host: &Host, plan: &Plan, progress: &mut dyn FnMut(&str, Progress)) -> Result<(Self, Parts<Writer>)> {
         let (body, loaded) = Self::build(host, plan, progress, Beginning::Boot)?;
-        let mut parts = Vec::new();
+        let mut parts = body.network_parts();
         for (machine, loaded) in body.machines.iter().zip(loaded) {
             parts.extend(machine.fresh_parts(loaded)?);
         }
@@ -52,14 +56,23 @@ impl Body {
     fn build(host: &Host, plan: &Plan, progress: &mut dyn FnMut(&str, Progress), beginning: Beginning) -> Result<(Self, Vec<PageSet>)> {
         // Before any of them starts.
         host.check_room(plan)?;
+        plan.machines.iter().try_for_each(network::check)?;
         let mut with_images = Vec::new();
         for machine in &plan.machines {
             let images = machine.disks.iter().map(|disk| host.image(disk, progress)).collect::<Result<Vec<_>>>()?;
-            with_images.push((machine, images));
+            with_images.push(images);
         }
-        let started = side_by_side(&with_images, |(plan, images)| MachineBody::start(host, plan, images, beginning));
-        let (machines, loaded) = started.into_iter().collect::<Result<Vec<_>>>()?.into_iter().unzip();
-        Ok((Self { machines, plan: plan.clone(), clock: GuestClock::default(), held: OnceLock::new() }, loaded))
+        let staged = plan.machines.iter().map(|machine| Ok((machine, Stage::new(host, machine)?))).collect::<Result<Vec<_>>>()?;
+        let network = plan.network.as_ref().map(|topology| Network::start(topology, &staged)).transpose()?;
+        let staged: Vec<_> = staged.into_iter().zip(with_images).collect();
+        let started = side_by_side(&staged, |(staged, images)| MachineBody::start(host, staged, images, beginning));
+        let (machines, loaded): (Vec<_>, _) = started.into_iter().collect::<Result<Vec<_>>>()?.into_iter().unzip();
+        let clock = GuestClock::default();
+        if let Some(network) = &network {
+            network.tell_page_maps(&machines);
+            clock.drive(network.fabric().clock().clone());
+        }
+        Ok((Self { machines, network, plan: plan.clone(), clock, held: OnceLock::new() }, loaded))
     }
 
     /// Keeps the checkpoint that it is about to be restored from in the store.
@@ -75,7 +88,16 @@ impl Body {
     /// How to build another one that can take up its checkpoints.
     pub fn blueprint(&self) -> Result<Blueprint> {
         let machines = self.machines.iter().map(MachineBody::blueprint).collect::<Result<_>>()?;
-        Ok(Blueprint(Plan { machines }))
+        Ok(Blueprint(Plan { machines, network: self.plan.network.clone() }))
+    }
+
+    fn network_parts(&self) -> Parts<Writer> {
+        self.network.iter().map(|network| Box::new(network.part()) as Box<_>).collect()
+    }
+
+    /// The network between the machines, if there is one.
+    pub fn fabric(&self) -> Option<&Arc<Fabric>> {
+        self.network.as_ref().map(Network::fabric)
     }
 
     /// All machines, in the order of their names.
@@ -117,16 +139,28 @@ impl Body {
         let paused: Vec<_> = self.machines.iter().zip(self.statuses()).filter(|(_, status)| *status == Status::Paused).collect();
         let chosen: Vec<_> =
             if paused.is_empty() { self.machines.iter().collect() } else { paused.into_iter().map(|(body, _)| body).collect() };
+        self.clock.machines_go();
         let result = run_together(chosen.into_iter().map(|body| Start { machine: body.machine().clone(), from: None }).collect());
         if !self.clock.runs() {
             self.clock.go_on(None, monotonic());
         }
+        self.thaw_network();
         result
+    }
+
+    fn thaw_network(&self) {
+        if let Some(fabric) = self.fabric() {
+            fabric.thaw();
+        }
     }
 
     /// Stops all machines together. One that is gone is left out, unless nobody is left.
     pub fn pause(&self) -> Result<()> {
+        if let Some(fabric) = self.fabric() {
+            fabric.freeze();
+        }
         let result = stop_together(self.machines.iter().map(MachineBody::machine));
+        self.clock.machines_stand();
         self.clock.stop(monotonic());
         result
     }
@@ -134,8 +168,9 @@ impl Body {
     /// Puts a checkpoint into spare machines. They are left paused. Returns the parts, and who the machines are now.
     pub(crate) fn restore(&self, state: &Return<'_>) -> Result<(Parts<Writer>, Vec<MachineDetails>)> {
         self.check_images(state)?;
+        self.network.iter().try_for_each(|network| network.restore(state))?;
         let restored = side_by_side(&self.machines, |body| body.restore(state));
-        let (mut parts, mut details) = (Vec::new(), Vec::new());
+        let (mut parts, mut details) = (self.network_parts(), Vec::new());
         for machine in restored {
             let (of_machine, detail) = machine?;
             parts.extend(of_machine);
@@ -151,8 +186,10 @@ impl Body {
             let from = (!detail.config.deterministic).then_some(detail.time_virtual);
             (!detail.off).then(|| Start { machine: body.machine().clone(), from })
         };
+        self.clock.machines_go();
         run_together(self.machines.iter().zip(details).filter_map(goes).collect())?;
         self.clock.go_on(None, monotonic());
+        self.thaw_network();
         Ok(())
     }
 

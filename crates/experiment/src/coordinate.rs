@@ -153,7 +153,11 @@ pub(crate) fn take<S: Storage>(
             Step::Freeze(of) => {
                 watch.get_or_insert_with(Stopwatch::start);
                 clock.stop(monotonic());
-                phase(parts, of, Phase::Freeze, manner, |part| part.freeze())
+                let result = phase(parts, of, Phase::Freeze, manner, |part| part.freeze());
+                if are_machines(parts, of) {
+                    clock.machines_stand();
+                }
+                result
             }
             Step::Capture(of) => {
                 let result = phase(parts, of, Phase::Capture, manner, |part| {
@@ -165,6 +169,9 @@ pub(crate) fn take<S: Storage>(
                 result
             }
             Step::Thaw(of) => {
+                if ran && are_machines(parts, of) {
+                    clock.machines_go();
+                }
                 let result = phase(parts, of, Phase::Thaw, manner, |part| part.thaw());
                 pause = watch.map_or(Duration::ZERO, |watch| watch.elapsed());
                 result
@@ -190,6 +197,10 @@ pub(crate) fn take<S: Storage>(
     let names = parts.iter().map(|part| part.name().to_owned()).collect();
     let apart = apart(parts, &times);
     Ok(Tentative { protocol, names, captured, writer, pause, steps, apart, prepared, stored })
+}
+
+fn are_machines<S>(parts: &Parts<S>, of: &[usize]) -> bool {
+    of.iter().any(|index| parts[*index].kind() == PartKind::Machine)
 }
 
 /// The guests' clocks go on, the furthest of them last.

@@ -73,6 +73,9 @@ pub enum Error {
     /// A disk failed.
     #[error(transparent)]
     Disk(#[from] fermata_disk::Error),
+    /// The network cannot be served.
+    #[error(transparent)]
+    Network(#[from] fermata_vhost::Error),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] fermata_store::Error),

@@ -1,15 +1,20 @@
 //! What virtual time it is while the guests run, to have something happen at a given one.
 
+use fermata_net::Clock;
 use fermata_types::VirtualTime;
 use std::{
-    sync::{Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
     time::Duration,
 };
 
 /// The virtual time of an experiment, as seen from outside: what was read from the guests' own clocks when they last stood still, and the host's time since
 /// they run.
 #[derive(Debug, Default)]
-pub(crate) struct GuestClock(Mutex<Hands>);
+pub(crate) struct GuestClock {
+    hands: Mutex<Hands>,
+    /// The clock by which frames are due: it stands for exactly as long as the machines do.
+    network: OnceLock<Arc<Clock>>,
+}
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Hands {
@@ -58,8 +63,27 @@ impl GuestClock {
         *hands = Hands { at: read.unwrap_or(hands.at(now)), since: Some(now) };
     }
 
+    /// From now on stops the network's clock with the machines, and lets it go on with them.
+    pub fn drive(&self, network: Arc<Clock>) {
+        self.network.set(network).expect("a body has one network");
+    }
+
+    /// To be called when the last machine has stopped.
+    pub fn machines_stand(&self) {
+        if let Some(network) = self.network.get() {
+            network.stop();
+        }
+    }
+
+    /// To be called when the first machine is about to go on.
+    pub fn machines_go(&self) {
+        if let Some(network) = self.network.get() {
+            network.start();
+        }
+    }
+
     fn hands(&self) -> MutexGuard<'_, Hands> {
-        self.0.lock().expect("nobody panics with the lock")
+        self.hands.lock().expect("nobody panics with the lock")
     }
 }
 

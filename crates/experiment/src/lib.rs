@@ -6,6 +6,7 @@
 //! - [`host`]: store, run directory and golden images on this host
 //! - [`body`]: the machines that a run lives in
 //! - [`machine_body`]: one QEMU process with the servers of its disks
+//! - `network`: what the network and the machines have to know of each other
 //! - `together`, `several`: the same for several machines, side by side
 //! - `guest_clock`: what virtual time it is while the guests run
 //! - `blocks`: what the disks know of a machine's memory
@@ -25,6 +26,7 @@ pub mod fuzzing;
 mod guest_clock;
 pub mod host;
 pub mod machine_body;
+mod network;
 mod plan;
 pub mod run;
 mod several;

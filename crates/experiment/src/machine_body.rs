@@ -29,12 +29,29 @@ pub struct MachineBody {
     // The machine goes first: its disks' servers see QEMU leave.
     machine: Arc<Machine>,
     disks: Vec<ServedDisk>,
-    /// Pages of guest memory that the disks' servers write.
+    /// Pages of guest memory that the servers of disks and network interfaces write.
     dirty: Arc<DirtyPages>,
     /// Which of them equal blocks; none if writes to single pages cannot be watched.
     known: Option<Arc<Blocks>>,
     images: Vec<Arc<Golden>>,
     plan: MachinePlan,
+}
+
+/// What the servers of one machine share. It is made before them, and they before QEMU, which connects to them.
+pub(crate) struct Stage {
+    pub place: Place,
+    /// Asked before they touch guest memory.
+    pub memory: Arc<GuestMemory>,
+    /// Pages of it that they write.
+    pub dirty: Arc<DirtyPages>,
+}
+
+impl Stage {
+    pub fn new(host: &Host, plan: &MachinePlan) -> Result<Self> {
+        let place = host.place(&plan.machine.name);
+        std::fs::create_dir_all(&place.directory).map_err(|source| Error::Io { what: "making", path: place.directory.clone(), source })?;
+        Ok(Self { place, memory: Arc::default(), dirty: Arc::default() })
+    }
 }
 
 struct ServedDisk {
@@ -72,11 +89,13 @@ pub(crate) struct Return<'a> {
 
 impl MachineBody {
     /// Starts a machine with its disks, above these golden images. Returns the pages that hold something before the guest's first instruction, too.
-    pub(crate) fn start(host: &Host, plan: &MachinePlan, images: &[Option<Arc<Golden>>], beginning: Beginning) -> Result<(Self, PageSet)> {
-        let place = host.place(&plan.machine.name);
-        std::fs::create_dir_all(&place.directory).map_err(|source| Error::Io { what: "making", path: place.directory.clone(), source })?;
-        let memory = Arc::new(GuestMemory::default());
-        let dirty = Arc::new(DirtyPages::new());
+    pub(crate) fn start(
+        host: &Host,
+        (plan, stage): &(&MachinePlan, Stage),
+        images: &[Option<Arc<Golden>>],
+        beginning: Beginning,
+    ) -> Result<(Self, PageSet)> {
+        let Stage { place, memory, dirty } = stage;
         let mut disks = Vec::new();
         for (index, (disk, golden)) in plan.disks.iter().zip(images).enumerate() {
             let options = DiskOptions {
@@ -94,7 +113,7 @@ impl MachineBody {
             let server = Server::start(&place.disk_socket(index as u32), options)?;
             disks.push(ServedDisk { name: disk.name.clone(), disk: served, server });
         }
-        let (machine, loaded) = beginning.machine(plan.machine.clone(), place, host)?;
+        let (machine, loaded) = beginning.machine(plan.machine.clone(), place.clone(), host)?;
         let machine = Arc::new(machine);
         let _ = memory.0.set(Arc::downgrade(&machine));
         let known = (host.page_map() && machine.watches_single_pages()).then(|| map_pages(&disks));
@@ -105,7 +124,7 @@ impl MachineBody {
             );
         }
         let images = images.iter().flatten().cloned().collect();
-        Ok((Self { machine, disks, dirty, known, images, plan: plan.clone() }, loaded))
+        Ok((Self { machine, disks, dirty: dirty.clone(), known, images, plan: (*plan).clone() }, loaded))
     }
 
     /// Its name.
@@ -127,6 +146,11 @@ impl MachineBody {
     pub fn starved(&self) -> Vec<String> {
         let starved = self.disks.iter().filter(|disk| disk.server.counters().starved.load(Ordering::Relaxed));
         starved.map(|disk| disk.name.clone()).collect()
+    }
+
+    /// Who is to know which pages are written otherwise than whole from a block of a disk.
+    pub(crate) fn page_map(&self) -> Option<Arc<PageMap>> {
+        self.known.as_ref().map(|known| known.map.clone())
     }
 
     /// How to build another one that can take up its checkpoints.
@@ -207,7 +231,7 @@ fn map_pages(disks: &[ServedDisk]) -> Arc<Blocks> {
     Arc::new(Blocks { map, disks: disks.iter().map(|disk| (disk.name.clone(), disk.disk.clone())).collect() })
 }
 
-/// What the disks' servers write into guest memory, for the machine's checkpoint.
+/// What the servers write into guest memory, for the machine's checkpoint.
 struct Backends(Arc<DirtyPages>);
 
 impl OtherWriters for Backends {
@@ -216,9 +240,9 @@ impl OtherWriters for Backends {
     }
 }
 
-/// Lets a disk's server touch guest memory that is not yet restored, or that a checkpoint has yet to copy.
+/// Lets a server touch guest memory that is not yet restored, or that a checkpoint has yet to copy.
 #[derive(Default)]
-struct GuestMemory(OnceLock<Weak<Machine>>);
+pub(crate) struct GuestMemory(OnceLock<Weak<Machine>>);
 
 impl MemoryWatch for GuestMemory {
     fn mapped(&self, _: &[Region]) {}

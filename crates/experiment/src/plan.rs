@@ -2,12 +2,15 @@
 
 use crate::{
     Error, Result,
+    network::nets,
     spec::{self, Spec},
+    topology::topology,
 };
 use fermata_disk::Format;
+use fermata_net::Topology;
 use fermata_store::Record;
 use fermata_types::{PartKind, PartState, VirtualTime};
-use fermata_vm::{Accel, MachineConfig, MachineDetails};
+use fermata_vm::{Accel, MachineConfig, MachineDetails, Net};
 use std::path::PathBuf;
 
 /// The machine type of new machines; QEMU puts in the version.
@@ -17,6 +20,8 @@ const MACHINE_TYPE: &str = "q35";
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Plan {
     pub machines: Vec<MachinePlan>,
+    /// What connects them, if anything does.
+    pub network: Option<Topology>,
 }
 
 /// A machine and its disks.
@@ -40,7 +45,9 @@ pub(crate) struct DiskPlan {
 impl Plan {
     /// The plan of a new experiment.
     pub fn new(spec: &Spec) -> Self {
-        Self { machines: spec.nodes.iter().map(|(name, node)| MachinePlan::new(name, node)).collect() }
+        let topology = topology(spec);
+        let machines = spec.nodes.iter().map(|(name, node)| MachinePlan::new(name, node, nets(&topology, name))).collect();
+        Self { machines, network: (!topology.interfaces.is_empty()).then_some(topology) }
     }
 
     /// The plan of the machines that a checkpoint holds: as they were then, not as the same specification would make them today.
@@ -56,7 +63,7 @@ impl Plan {
 }
 
 impl MachinePlan {
-    fn new(name: &str, node: &spec::Node) -> Self {
+    fn new(name: &str, node: &spec::Node, nets: Vec<Net>) -> Self {
         let accel = match node.accel {
             spec::Accel::Auto if node.deterministic => Accel::Tcg,
             spec::Accel::Auto => Accel::auto(),
@@ -78,7 +85,7 @@ impl MachinePlan {
             deterministic: node.deterministic,
             vmcoreinfo: true,
             disks: disks.len() as u32,
-            nets: Vec::new(),
+            nets,
         };
         Self { machine, disks }
     }

@@ -22,6 +22,8 @@ use virtio_bindings::{
 
 /// The ring with the buffers for what the guest receives, and the one with what it sends.
 pub(crate) const RECEIVE: usize = 0;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) const SEND: usize = 1;
 const RINGS: usize = 2;
 /// Bytes before each frame: `struct virtio_net_hdr` with the number of buffers, as it is since VIRTIO 1.0.
 const HEADER_BYTES: usize = 12;
@@ -73,8 +75,7 @@ impl Backend for Nic {
     }
 
     fn device(&self) -> Box<dyn Device> {
-        let trouble = self.shared.plug(self.id).trouble.clone();
-        Box::new(Sender { id: self.id, shared: self.shared.clone(), trouble, given: Pieces::new(), given_at: Vec::new() })
+        Box::new(Sender::new(self.id, &self.shared))
     }
 
     fn connected(&self, link: &Arc<Link>) {
@@ -97,7 +98,7 @@ impl Plug {
 }
 
 /// Takes what a guest sends.
-struct Sender {
+pub(crate) struct Sender {
     id: InterfaceId,
     shared: Arc<Shared>,
     trouble: Arc<Trouble>,
@@ -123,6 +124,11 @@ impl Device for Sender {
 }
 
 impl Sender {
+    pub fn new(id: InterfaceId, shared: &Arc<Shared>) -> Self {
+        let trouble = shared.plug(id).trouble.clone();
+        Self { id, shared: shared.clone(), trouble, given: Pieces::new(), given_at: Vec::new() }
+    }
+
     /// The frame in a chain. None: there is none.
     fn take(&mut self, ram: &GuestRam, chain: Chain<'_>) -> Option<Box<[u8]>> {
         let bytes = gather(chain, false, &mut self.given_at)?;

@@ -99,19 +99,9 @@ impl Fabric {
     /// # Errors
     /// A socket or a thread cannot be had.
     pub fn start(snapshot: Snapshot, clock: Arc<Clock>, nics: Vec<NicOptions>) -> fermata_vhost::Result<Self> {
-        let Snapshot { world, listening, at } = snapshot;
-        assert_eq!(nics.len(), listening.len(), "each interface has its options");
-        let plugs = nics.iter().map(|_| Plug::default()).collect();
+        assert_eq!(nics.len(), snapshot.listening.len(), "each interface has its options");
         let failed = |source| fermata_vhost::Error::Io { what: "cannot make what the network needs beside", path: PathBuf::new(), source };
-        let shared = Arc::new(Shared {
-            state: Mutex::new(State { world, frozen: true, listening, receiver: Receiver::default() }),
-            inbox: Mutex::default(),
-            plugs,
-            clock,
-            timer: Timer::new().map_err(failed)?,
-            ending: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| failed(error.into()))?.into(),
-        });
-        shared.clock.set(at);
+        let shared = Arc::new(Shared::new(snapshot, clock).map_err(failed)?);
         let for_thread = shared.clone();
         let thread = thread::Builder::new().name("network".into()).spawn(move || for_thread.run()).map_err(failed)?;
         let mut fabric = Self { servers: Vec::new(), shared, thread: Some(thread) };
@@ -154,16 +144,14 @@ impl Fabric {
         &self.shared.clock
     }
 
-    /// From now on hands nothing over. What guests send is still taken.
-    pub fn freeze(&self) {
-        self.shared.state().frozen = true;
+    /// From now on hands nothing over. What guests send is still taken. Returns whether it was so before.
+    pub fn freeze(&self) -> bool {
+        std::mem::replace(&mut self.shared.state().frozen, true)
     }
 
     /// The network as it is, with all that guests were told is sent. To be called while it is frozen and the machines stand still.
     pub fn snapshot(&self) -> Snapshot {
-        let mut state = self.shared.state();
-        self.shared.take_in(&mut state);
-        Snapshot { world: state.world.clone(), listening: state.listening.clone(), at: self.shared.clock.now() }
+        self.shared.snapshot()
     }
 
     /// Goes on, and the clock with it if it stands.
@@ -217,6 +205,19 @@ impl Drop for Fabric {
 }
 
 impl Shared {
+    pub(crate) fn new(snapshot: Snapshot, clock: Arc<Clock>) -> io::Result<Self> {
+        let Snapshot { world, listening, at } = snapshot;
+        clock.set(at);
+        Ok(Self {
+            plugs: listening.iter().map(|_| Plug::default()).collect(),
+            state: Mutex::new(State { world, frozen: true, listening, receiver: Receiver::default() }),
+            inbox: Mutex::default(),
+            clock,
+            timer: Timer::new()?,
+            ending: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?.into(),
+        })
+    }
+
     pub(crate) fn plug(&self, interface: InterfaceId) -> &Plug {
         &self.plugs[interface.index()]
     }
@@ -235,6 +236,12 @@ impl Shared {
         // Under the lock, so that they lie there in the order of time.
         let at = self.clock.now();
         inbox.push(Sent { at, from, frame });
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let mut state = self.state();
+        self.take_in(&mut state);
+        Snapshot { world: state.world.clone(), listening: state.listening.clone(), at: self.clock.now() }
     }
 
     fn take_in(&self, state: &mut State) {

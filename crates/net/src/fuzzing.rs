@@ -1,4 +1,8 @@
-//! What a fuzzer may feed with any bytes: the state of a network. See `fuzz/README.md`.
+//! What a fuzzer may feed with any bytes: the state of a network, and a guest at one of its interfaces. See `fuzz/README.md`.
+
+mod guest;
+
+pub use guest::net;
 
 use crate::{InterfaceId, World};
 use fermata_types::VirtualTime;
@@ -36,5 +40,10 @@ mod tests {
     #[test]
     fn a_network_may_be_made_of_any_bytes() {
         super::replay::replay("frames", 5_000, super::frames);
+    }
+
+    #[test]
+    fn no_guest_breaks_its_interface() {
+        super::replay::replay("net", 5_000, super::net);
     }
 }

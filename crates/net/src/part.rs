@@ -41,12 +41,14 @@ pub struct NetworkPart<S> {
     name: String,
     fabric: Arc<Fabric>,
     put: fn(&mut S, &[u8]) -> Result<BlobName, Failure>,
+    /// It was at work when it was frozen.
+    at_work: bool,
 }
 
 impl<S> NetworkPart<S> {
     /// A part over a network at work.
     pub fn new(name: impl Into<String>, fabric: Arc<Fabric>, put: fn(&mut S, &[u8]) -> Result<BlobName, Failure>) -> Self {
-        Self { name: name.into(), fabric, put }
+        Self { name: name.into(), fabric, put, at_work: false }
     }
 }
 
@@ -90,7 +92,7 @@ impl<S: 'static> Part<S> for NetworkPart<S> {
     }
 
     fn freeze(&mut self) -> Result<(), Failure> {
-        self.fabric.freeze();
+        self.at_work = !self.fabric.freeze();
         Ok(())
     }
 
@@ -100,7 +102,10 @@ impl<S: 'static> Part<S> for NetworkPart<S> {
     }
 
     fn thaw(&mut self) -> Result<(), Failure> {
-        self.fabric.thaw();
+        // A paused experiment stays so.
+        if std::mem::take(&mut self.at_work) {
+            self.fabric.thaw();
+        }
         Ok(())
     }
 

@@ -2,8 +2,10 @@
 //!
 //! Bytes become what the guest, or QEMU, does next. So a fuzzer that flips a bit changes one step, and most steps mean something.
 
+mod memory;
 mod session;
 
+pub use memory::{Memory, descriptor};
 pub use session::Session;
 
 /// Guest RAM: so much at address 0, and half of it at [`HIGH`].

@@ -61,7 +61,7 @@ pub struct MachineConfig {
     pub vmcoreinfo: bool,
     /// How many disks it has.
     pub disks: u32,
-    /// Its network interfaces, in the order in which the guest finds them. Machines of older checkpoints have none.
+    /// Its network interfaces. Machines of older checkpoints have none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nets: Vec<Net>,
 }
@@ -69,6 +69,8 @@ pub struct MachineConfig {
 /// A network interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Net {
+    /// Its number among the machine's places for network interfaces, below [`NETS_MAX`].
+    pub number: u32,
     /// Its Ethernet address: `02:5f:00:00:00:01`.
     pub mac: String,
     /// Bytes of the largest packet that a frame may carry.
@@ -77,9 +79,9 @@ pub struct Net {
 
 /// Network interfaces that a machine may have: one for each place on its bus from [`NET_SLOT`] on, but for the last, which is the chipset's.
 pub const NETS_MAX: usize = 15;
-/// The place on the PCI bus of the first network interface. The places are fixed: a guest that names its interfaces by them finds the same ones
-/// whatever else the machine has.
-const NET_SLOT: usize = 16;
+/// The place on the PCI bus of network interface 0. The places are fixed: a guest that names its interfaces by them finds the same ones, whatever else
+/// the machine has.
+const NET_SLOT: u32 = 16;
 
 /// Virtual nanoseconds an instruction takes in a deterministic machine: 2 to this power.
 pub(crate) const ICOUNT_SHIFT: u32 = 3;
@@ -241,11 +243,11 @@ fn devices(line: &mut Line, config: &MachineConfig, id: &MachineId, place: &Plac
         let boot = disk + 1;
         line.add("-device", format!("vhost-user-blk-pci,chardev=disk{disk},num-queues=1,queue-size=256,bootindex={boot}"));
     }
-    for (number, net) in config.nets.iter().enumerate() {
-        let socket = escape(&place.net_socket(number as u32).to_string_lossy());
+    for Net { number, mac, mtu } in &config.nets {
+        let socket = escape(&place.net_socket(*number).to_string_lossy());
         line.add("-chardev", format!("socket,id=net{number},path={socket}"));
         line.add("-netdev", format!("vhost-user,id=net{number},chardev=net{number},queues=1"));
-        let (Net { mac, mtu }, slot) = (net, NET_SLOT + number);
+        let slot = NET_SLOT + number;
         // No ROM to boot from, and nothing that the machine would say by itself when it comes back from a checkpoint.
         line.add(
             "-device",

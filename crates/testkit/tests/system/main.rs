@@ -17,6 +17,7 @@ mod kvm;
 mod machines;
 mod matrix;
 mod metrics;
+mod network;
 mod page_map;
 mod randomness;
 mod selfcheck;

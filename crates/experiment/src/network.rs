@@ -1,0 +1,119 @@
+//! The network of a body: what it and the machines have to know of each other.
+
+use crate::{
+    Error, Result,
+    machine_body::{MachineBody, Return, Stage},
+    plan::{MachinePlan, part},
+};
+use fermata_linux::clock::monotonic;
+use fermata_net::{Clock, Fabric, InterfaceId, NetworkPart, NicOptions, Snapshot, Topology, WORLD};
+use fermata_store::Writer;
+use fermata_types::VirtualTime;
+use fermata_vm::{NETS_MAX, Net};
+use std::sync::Arc;
+
+/// The name of the network as a part.
+const NETWORK: &str = "network";
+/// How the name of an interface begins; its number follows.
+const ETH: &str = "eth";
+
+/// A network at work between the machines of a body.
+pub(crate) struct Network {
+    fabric: Arc<Fabric>,
+    topology: Topology,
+}
+
+/// The interfaces of a machine, as QEMU is to make them.
+pub(crate) fn nets(topology: &Topology, machine: &str) -> Vec<Net> {
+    let own = topology.interfaces.iter().filter(|interface| interface.machine == machine);
+    own.map(|interface| Net { number: number(&interface.name), mac: interface.mac.to_string(), mtu: interface.mtu }).collect()
+}
+
+/// The number in an interface's name. A name without one has a number that no machine has room for.
+fn number(name: &str) -> u32 {
+    name.strip_prefix(ETH).and_then(|number| number.parse().ok()).unwrap_or(u32::MAX)
+}
+
+/// Fails unless a machine can have all these interfaces.
+pub(crate) fn check(plan: &MachinePlan) -> Result<()> {
+    let name = &plan.machine.name;
+    match plan.machine.nets.iter().find(|net| net.number as usize >= NETS_MAX) {
+        Some(net) => Err(Error::Unsupported(format!(
+            "{name}: {ETH}{} has no place in the machine: this version has {ETH}0 to {ETH}{}",
+            net.number,
+            NETS_MAX - 1
+        ))),
+        None if plan.machine.deterministic && !plan.machine.nets.is_empty() => Err(Error::Unsupported(format!(
+            "{name}: a deterministic machine has no network, for what comes from outside would be different every time"
+        ))),
+        None => Ok(()),
+    }
+}
+
+impl Network {
+    /// Serves the interfaces of machines that are about to be started. It is frozen yet.
+    pub fn start(topology: &Topology, machines: &[(&MachinePlan, Stage)]) -> Result<Self> {
+        let snapshot = Snapshot::new(topology, seed(topology)).map_err(|error| Error::Unsupported(format!("the network: {error}")))?;
+        let nic = |interface: &fermata_net::Interface| {
+            let (_, stage) = machines.iter().find(|(plan, _)| plan.machine.name == interface.machine)?;
+            let socket = stage.place.net_socket(number(&interface.name));
+            Some(NicOptions { socket, dirty: stage.dirty.clone(), watch: Some(stage.memory.clone()) })
+        };
+        let nics: Option<Vec<_>> = topology.interfaces.iter().map(nic).collect();
+        let nics = nics.ok_or_else(|| Error::Unsupported("the network: an interface of a machine that is not there".into()))?;
+        let clock = Arc::new(Clock::standing(VirtualTime::default(), monotonic));
+        let fabric = Arc::new(Fabric::start(snapshot, clock, nics)?);
+        Ok(Self { fabric, topology: topology.clone() })
+    }
+
+    /// The network itself.
+    pub fn fabric(&self) -> &Arc<Fabric> {
+        &self.fabric
+    }
+
+    /// Has the page maps of the machines told of the pages that frames are laid into.
+    pub fn tell_page_maps(&self, machines: &[MachineBody]) {
+        for (interface, id) in self.topology.interfaces.iter().zip((0..).map(InterfaceId)) {
+            let body = machines.iter().find(|body| body.name() == interface.machine);
+            if let Some(map) = body.and_then(MachineBody::page_map) {
+                self.fabric.set_write_watch(id, map);
+            }
+        }
+    }
+
+    /// The network as a part.
+    pub fn part(&self) -> NetworkPart<Writer> {
+        NetworkPart::new(NETWORK, self.fabric.clone(), |writer: &mut Writer, bytes| Ok(writer.put_blob(bytes)?))
+    }
+
+    /// Puts the network of a checkpoint in the place of this one, which is frozen.
+    pub fn restore(&self, state: &Return<'_>) -> Result<()> {
+        let id = state.id.short();
+        let bad = |what: String| Error::BadRecord { id: id.clone(), what };
+        let part = part(state.record, &id, NETWORK)?;
+        let blob = part.blobs.get(WORLD).ok_or_else(|| bad("its network has no frames".into()))?;
+        let snapshot = Snapshot::from_state(part, &state.host.store().read_blob(blob)?).map_err(|error| bad(error.to_string()))?;
+        if snapshot.world.topology().interfaces != self.topology.interfaces {
+            return Err(bad("its network has other interfaces than its machines".into()));
+        }
+        self.fabric.restore(snapshot);
+        Ok(())
+    }
+}
+
+/// Luck that is the same for the same interfaces, and different for others.
+fn seed(topology: &Topology) -> u64 {
+    let macs = topology.interfaces.iter().flat_map(|interface| interface.mac.0);
+    // FNV-1a: any function would do that lets no byte go unnoticed.
+    macs.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_its_number() {
+        assert_eq!(["eth0", "eth14", "eth", "lan1", "eth99999999999"].map(number), [0, 14, u32::MAX, u32::MAX, u32::MAX]);
+    }
+}

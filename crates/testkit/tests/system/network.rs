@@ -1,0 +1,100 @@
+//! Two machines and a cable of 10 ms between them, always with frames on it: no checkpoint, no `goto` and no fork loses one, repeats one, or lets one come early.
+//! The guests number what they send, and know what must come next.
+
+use fermata_experiment::{Body, Machine, Status};
+use fermata_linux::clock::Stopwatch;
+use fermata_net::InterfaceId;
+use fermata_testkit::{
+    Bench,
+    bench::{await_console_of, console_of},
+    guests,
+};
+use fermata_types::PartKind;
+use std::time::Duration;
+
+const BOOT: Duration = Duration::from_secs(90);
+const CHECKPOINTS: usize = 24;
+const JOURNEYS: usize = 4;
+/// There and back.
+const WAY_US: u64 = 20_000;
+
+fn two(name: &str) -> String {
+    let nodes = guests::several(
+        name,
+        128,
+        &[
+            ("a", "fermata.run=wire:listen fermata.ip=eth1:10.0.0.1/24", ""),
+            ("b", "fermata.run=wire:send:10.0.0.1:300 fermata.ip=eth1:10.0.0.2/24", ""),
+        ],
+    );
+    format!("{nodes}links:\n  - endpoints: [\"a:eth1\", \"b:eth1\"]\n    delay: 10ms\n")
+}
+
+/// What the sender said last: how many it sent, how many came back, and how long the fastest took.
+fn said(console: &str) -> Option<[u64; 3]> {
+    let line = console.lines().rev().find(|line| line.contains("wire sent") && line.matches(' ').count() == 8)?;
+    let words: Vec<_> = line[line.find("wire sent")?..].split_whitespace().collect();
+    Some([words[2].parse().ok()?, words[4].parse().ok()?, words[6].parse().ok()?])
+}
+
+fn sender(body: &Body) -> &Machine {
+    body.machines()[1].machine()
+}
+
+/// Waits until so many more have come back, and looks whether all is well.
+fn await_more(body: &Body, more: u64) -> u64 {
+    let before = said(&console_of(sender(body))).map_or(0, |[_, back, _]| back);
+    let back = await_console_of(sender(body), BOOT, |text| {
+        assert!(!text.contains("FERMATA FAIL"), "{text}");
+        said(text).map(|[_, back, _]| back).filter(|back| *back > before + more)
+    });
+    for machine in body.machines() {
+        let text = console_of(machine.machine());
+        assert!(!text.contains("FERMATA FAIL"), "{}: {text}", machine.name());
+    }
+    back
+}
+
+#[test]
+fn no_checkpoint_and_no_journey_loses_or_repeats_a_frame() {
+    let bench = Bench::new(&two("network"));
+    let keeper = bench.keeper();
+    keeper.boot().expect("it boots");
+    let run = keeper.run(None).expect("a run");
+    await_more(&run.body(), 300);
+    let mut ids = Vec::new();
+    let watch = Stopwatch::start();
+    for number in 0..CHECKPOINTS {
+        std::thread::sleep(Duration::from_millis(100));
+        let (id, record) = keeper.checkpoint(None, None).unwrap_or_else(|error| panic!("checkpoint {number}: {error}"));
+        assert!(record.parts.iter().any(|part| part.kind == PartKind::Network), "the network is a part");
+        ids.push(id);
+    }
+    println!("{CHECKPOINTS} checkpoints in {:?}", watch.elapsed());
+    let flying: u64 = (0..2)
+        .flat_map(|end| run.body().fabric().expect("a network").look(|world| world.in_flight(InterfaceId(end))).expect("an end"))
+        .sum();
+    println!("{flying} frames on the cable at one moment, counted from both ends");
+    await_more(&run.body(), 300);
+    for journey in 0..JOURNEYS {
+        keeper.goto(&ids[(journey * 7) % ids.len()].to_string(), None, false, false).expect("a journey");
+        let back = await_more(&run.body(), 300);
+        let [sent, _, least] = said(&console_of(sender(&run.body()))).expect("it was seen");
+        println!("after journey {journey}: sent {sent}, back {back}, the fastest in {least} us");
+        assert!(least >= WAY_US, "a frame came early");
+        keeper.checkpoint(None, None).expect("a checkpoint");
+    }
+    // The same machines with the same addresses, beside the first.
+    keeper.fork(None, None, fermata_timeline::Fork { name: Some("other".into()), ..Default::default() }).expect("a fork");
+    let other = keeper.run(Some("other")).expect("it is there");
+    await_more(&other.body(), 300);
+    await_more(&run.body(), 300);
+    run.pause().expect("it pauses");
+    let (id, _) = keeper.checkpoint(None, None).expect("a checkpoint of what stands still");
+    assert_eq!(run.body().statuses(), [Status::Paused, Status::Paused]);
+    run.resume().expect("it goes on");
+    await_more(&run.body(), 300);
+    keeper.goto(&id.to_string(), None, false, false).expect("a journey");
+    await_more(&run.body(), 300);
+    keeper.down(None).expect("it ends");
+}
