@@ -3,8 +3,8 @@
 use crate::{
     service::{BODY_BYTES_MAX, EXEC_BODY_BYTES_MAX, Service},
     values::{
-        Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, GotoRequest, Metric,
-        Problem, Resumed, Run, RunRequest,
+        Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, GotoRequest, LinkEnd,
+        LinkRequest, Metric, Problem, Resumed, Run, RunRequest,
     },
 };
 use reqwest::blocking::RequestBuilder;
@@ -146,6 +146,10 @@ impl Service for Client {
 
     fn resume(&self, request: RunRequest) -> Result<Run, Problem> {
         self.post("resume", &request)
+    }
+
+    fn link(&self, request: LinkRequest) -> Result<Vec<LinkEnd>, Problem> {
+        self.post("link", &request)
     }
 
     /// The keeper hears of it when this process ends, and waits no longer.

@@ -2,11 +2,11 @@
 
 use crate::{
     convert::{self, problem},
-    metrics, paths,
+    links, metrics, paths,
     service::Service,
     values::{
         self, Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ExperimentState, ForkRequest,
-        GotoRequest, Metric, Problem, Resumed, RunRequest,
+        GotoRequest, LinkEnd, LinkRequest, Metric, Problem, Resumed, RunRequest,
     },
 };
 use fermata_experiment::{Asked, Body, MachineBody, Run, Status, When};
@@ -92,6 +92,11 @@ impl Service for Desk {
         let run = self.keeper.run(request.run.as_deref()).map_err(problem)?;
         run.resume().map_err(problem)?;
         Ok(convert::run(&run, false))
+    }
+
+    fn link(&self, request: LinkRequest) -> Result<Vec<LinkEnd>, Problem> {
+        let run = self.keeper.run(request.run.as_deref()).map_err(problem)?;
+        links::tell(&run, request.interface.as_deref(), request.change.as_ref())
     }
 
     fn exec(&self, request: ExecRequest, wanted: &dyn Fn() -> bool) -> Result<Executed, Problem> {

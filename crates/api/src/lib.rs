@@ -7,6 +7,7 @@
 //! - [`paths`]: where things are on this host
 //! - [`metrics`]: figures for Prometheus
 //! - [`housekeeping`]: removing, collecting, verifying and counting what is in a store
+//! - `links`: the links of a run, as they are and as they are to be
 //! - [`plots`]: figures over many checkpoints, as series to draw
 //! - [`doctor`]: what this host can and cannot do
 //! - [`spec`]: the specification of an experiment, handed through to the doors
@@ -19,6 +20,7 @@ mod desk;
 pub mod doctor;
 pub mod housekeeping;
 mod keeping;
+mod links;
 pub mod local;
 pub mod metrics;
 pub mod paths;
@@ -28,7 +30,7 @@ pub mod service;
 pub mod values;
 
 pub use client::Client;
-pub use fermata_experiment::spec;
+pub use fermata_experiment::{net, spec};
 pub use fermata_types as types;
 pub use server::Server;
 pub use service::{EXEC_INPUT_BYTES_MAX, Service};

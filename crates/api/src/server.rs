@@ -7,6 +7,7 @@
 //! | `POST /v1/goto` | `GotoRequest` | `Resumed` |
 //! | `POST /v1/fork` | `ForkRequest` | `Resumed` |
 //! | `POST /v1/pause`, `/v1/resume` | `RunRequest` | `Run` |
+//! | `POST /v1/link` | `LinkRequest` | array of `LinkEnd` |
 //! | `POST /v1/exec` | `ExecRequest` | `Executed` |
 //! | `POST /v1/down` | `DownRequest` | `Ended` |
 //! | `GET /v1/activity` | | `Activity` |
@@ -185,6 +186,7 @@ fn router(service: Shared) -> Router {
         .route("/v1/fork", handler(|service, request, _| service.fork(request)))
         .route("/v1/pause", handler(|service, request, _| service.pause(request)))
         .route("/v1/resume", handler(|service, request, _| service.resume(request)))
+        .route("/v1/link", handler(|service, request, _| service.link(request)))
         .route("/v1/down", handler(|service, request, _| service.down(request)))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .route(

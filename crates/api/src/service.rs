@@ -1,8 +1,8 @@
 //! What a keeper offers. The keeper implements it, the server carries it over a socket, and the client implements it again on the other side.
 
 use crate::values::{
-    Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, GotoRequest, Metric,
-    Problem, Resumed, Run, RunRequest,
+    Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, GotoRequest, LinkEnd,
+    LinkRequest, Metric, Problem, Resumed, Run, RunRequest,
 };
 
 /// Bytes that a command in a guest may be given on its standard input. As JSON they are up to four times as many.
@@ -33,6 +33,9 @@ pub trait Service: Send + Sync {
 
     /// Lets the machines of a run go on.
     fn resume(&self, request: RunRequest) -> Result<Run, Problem>;
+
+    /// Tells of the ends of a run's links, after it has changed one if that was asked for.
+    fn link(&self, request: LinkRequest) -> Result<Vec<LinkEnd>, Problem>;
 
     /// Runs a command in a guest and waits for its end, as long as somebody does: `wanted` is asked now and then. A command that fails is no
     /// [`Problem`].

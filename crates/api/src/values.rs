@@ -2,6 +2,7 @@
 //!
 //! Fields are added, never renamed or removed; units are in the names.
 
+use fermata_experiment::net::{Change, Counters, Mac, Shape, Topology};
 pub use fermata_store::{
     CollectOptions, Collected, Damage, MovedBranch, Remedy, Removed, RemovedCheckpoint, RemovedTag, Report as Verified, Stats, Touched,
     VerifyOptions,
@@ -65,6 +66,9 @@ pub struct Checkpoint {
     pub parts: Vec<Part>,
     /// Golden images that it stands on.
     pub images: Vec<ImageId>,
+    /// What connects its machines, as the specification has it; nothing where nothing does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<Topology>,
 }
 
 /// How far apart machines were that should do the same at the same time.
@@ -149,6 +153,48 @@ pub enum When {
     AfterNs(u64),
     /// When it is that time.
     AtNs(u64),
+}
+
+/// Asks for the ends of the links of a run, and changes one if it is told how.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LinkRequest {
+    /// Of which run; needed only if there are several.
+    pub run: Option<String>,
+    /// Only this interface: `a:eth1`; none: all of them.
+    pub interface: Option<String>,
+    /// What is to become different there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change: Option<Change>,
+}
+
+/// An interface, and the cable in it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LinkEnd {
+    /// `a:eth1`.
+    pub interface: String,
+    /// Its Ethernet address.
+    pub mac: Mac,
+    /// Bytes of the largest packet.
+    pub mtu: u16,
+    /// The interface at the other end, or the name of the LAN.
+    pub to: String,
+    /// Whether the cable is plugged in.
+    pub up: bool,
+    /// What the interface sends.
+    pub sent: Direction,
+    /// What it receives.
+    pub received: Direction,
+}
+
+/// One direction of a cable.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Direction {
+    /// What happens to frames.
+    pub shape: Shape,
+    /// What was counted since the experiment began.
+    pub counters: Counters,
+    /// Frames that are on their way.
+    pub in_flight: u64,
 }
 
 /// Takes a run back (or forward) to a checkpoint.

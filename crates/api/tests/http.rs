@@ -67,6 +67,7 @@ impl Service for Pretender {
             saved_bytes: Default::default(),
             parts: vec![],
             images: vec![],
+            network: None,
         })
     }
 
@@ -88,6 +89,10 @@ impl Service for Pretender {
 
     fn resume(&self, request: RunRequest) -> Result<Run, Problem> {
         Err(Problem::new(format!("no run {:?} to resume", request.run)))
+    }
+
+    fn link(&self, request: LinkRequest) -> Result<Vec<LinkEnd>, Problem> {
+        Err(Problem::new(format!("no network with {}", request.interface.unwrap_or_default())))
     }
 
     fn exec(&self, request: ExecRequest, wanted: &dyn Fn() -> bool) -> Result<Executed, Problem> {

@@ -11,6 +11,7 @@ mod fork;
 mod gc;
 mod goto;
 mod keeper;
+mod link;
 mod log;
 mod ls;
 mod metrics;
@@ -68,6 +69,7 @@ pub enum Command {
     Plot(plot::Plot),
     Goto(goto::Goto),
     Fork(fork::Fork),
+    Link(link::Link),
     Pause(pause::Pause),
     Resume(resume::Resume),
     Tag(tag::Tag),
@@ -99,6 +101,7 @@ impl Command {
             Self::Plot(command) => command.run(context),
             Self::Goto(command) => command.run(context),
             Self::Fork(command) => command.run(context),
+            Self::Link(command) => command.run(context),
             Self::Pause(command) => command.run(context),
             Self::Resume(command) => command.run(context),
             Self::Tag(command) => command.run(context),

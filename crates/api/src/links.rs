@@ -1,0 +1,62 @@
+//! The links of a run, as they are and as they are to be.
+
+use crate::values::{Direction, LinkEnd, Problem};
+use fermata_experiment::{
+    Run,
+    net::{Change, Interface, InterfaceId, Topology, World},
+};
+
+/// Changes the link at an interface, if a change is asked for. Tells of that interface, or of all.
+pub(crate) fn tell(run: &Run, interface: Option<&str>, change: Option<&Change>) -> Result<Vec<LinkEnd>, Problem> {
+    let body = run.body();
+    let Some(fabric) = body.fabric() else {
+        return Err(Problem::new(format!(
+            "run {} has no network: `links` in the specification connects machines, and `fermata up` starts them",
+            run.name()
+        )));
+    };
+    let topology = fabric.look(World::topology);
+    let chosen = interface.map(|name| find(&topology, name)).transpose()?;
+    if let Some(change) = change {
+        let end = chosen.ok_or_else(|| Problem::new("which link is to change is not said: name one of its interfaces, such as a:eth1"))?;
+        fabric.change(end, change).map_err(|error| Problem::new(format!("nothing was changed: {error}")))?;
+    }
+    let all = (0..topology.interfaces.len() as u32).map(InterfaceId).filter(|id| chosen.is_none_or(|chosen| chosen == *id));
+    Ok(fabric.look(|world| {
+        let topology = world.topology();
+        all.filter_map(|id| end(world, &topology, id)).collect()
+    }))
+}
+
+fn find(topology: &Topology, name: &str) -> Result<InterfaceId, Problem> {
+    let found = name.split_once(':').and_then(|(machine, interface)| topology.find(machine, interface));
+    found.ok_or_else(|| {
+        let names: Vec<_> = topology.interfaces.iter().map(Interface::to_string).collect();
+        Problem::new(format!("there is no interface \"{name}\" in a link; there are {}", names.join(", ")))
+    })
+}
+
+fn end(world: &World, topology: &Topology, id: InterfaceId) -> Option<LinkEnd> {
+    let interface = topology.interfaces.get(id.index())?;
+    let name = |id: InterfaceId| topology.interfaces.get(id.index()).map(Interface::to_string).unwrap_or_default();
+    let link = topology.links.iter().find_map(|link| {
+        let end = link.ends.iter().position(|end| *end == id)?;
+        Some((name(link.ends[1 - end]), &link.shapes[end], &link.shapes[1 - end]))
+    });
+    let lan = topology.lans.iter().find_map(|lan| {
+        let port = lan.ports.iter().find(|port| port.interface == id)?;
+        Some((lan.name.clone(), &port.to_switch, &port.from_switch))
+    });
+    let (to, sent, received) = link.or(lan)?;
+    let [out, into] = world.counters(id)?;
+    let [leaving, coming] = world.in_flight(id)?;
+    Some(LinkEnd {
+        interface: interface.to_string(),
+        mac: interface.mac,
+        mtu: interface.mtu,
+        to,
+        up: world.is_up(id)?,
+        sent: Direction { shape: sent.clone(), counters: out, in_flight: leaving },
+        received: Direction { shape: received.clone(), counters: into, in_flight: coming },
+    })
+}
