@@ -53,6 +53,7 @@ impl Bench {
             message: None,
             created_ns: 0,
             time_virtual_ns: 0,
+            events: 0,
             spec: serde_json::Value::Null,
             parts: vec![state.clone()],
             images: vec![self.golden.id()],

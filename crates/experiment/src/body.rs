@@ -3,6 +3,7 @@
 use crate::{
     Error, Host, Result,
     coordinate::Parts,
+    events::Events,
     guest_clock::GuestClock,
     machine_body::{Beginning, MachineBody, Return, Stage},
     network::{self, Network},
@@ -29,6 +30,7 @@ pub struct Body {
     plan: Plan,
     /// Told by everybody who stops the machines or lets them go on.
     pub(crate) clock: GuestClock,
+    events: OnceLock<Events>,
     /// The checkpoint that it was restored from: its pages and blocks are read when they are touched, for as long as this lives.
     held: OnceLock<Hold>,
 }
@@ -72,12 +74,22 @@ impl Body {
             network.tell_page_maps(&machines);
             clock.drive(network.fabric().clock().clone());
         }
-        Ok((Self { machines, network, plan: plan.clone(), clock, held: OnceLock::new() }, loaded))
+        Ok((Self { machines, network, plan: plan.clone(), clock, events: OnceLock::new(), held: OnceLock::new() }, loaded))
     }
 
     /// Keeps the checkpoint that it is about to be restored from in the store.
     pub(crate) fn keep(&self, hold: Hold) {
         self.held.set(hold).expect("a body is restored once");
+    }
+
+    /// Sets what is to happen, once, before its machines run.
+    pub(crate) fn set_events(&self, events: Events) {
+        self.events.set(events).expect("a body begins once");
+    }
+
+    /// What happens, and what has happened.
+    pub(crate) fn events(&self) -> &Events {
+        self.events.get_or_init(Events::default)
     }
 
     /// What it was built after.

@@ -9,6 +9,7 @@
 //! - `network`: what the network and the machines have to know of each other
 //! - `together`, `several`: the same for several machines, side by side
 //! - `guest_clock`: what virtual time it is while the guests run
+//! - `events`: what happens by itself at given times
 //! - `blocks`: what the disks know of a machine's memory
 //! - `coordinate`: one checkpoint over all parts
 //! - `fuzzing`: what fuzzers call, only with that feature
@@ -20,6 +21,7 @@ mod blocks;
 pub mod body;
 mod coordinate;
 mod error;
+mod events;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -52,9 +52,7 @@ impl Plan {
 
     /// The plan of the machines that a checkpoint holds: as they were then, not as the same specification would make them today.
     pub fn of_checkpoint(record: &Record, id: &str) -> Result<Self> {
-        let spec: Spec = serde_json::from_value(record.spec.clone())
-            .map_err(|error| Error::BadRecord { id: id.to_owned(), what: format!("the specification in it cannot be read ({error})") })?;
-        let mut plan = Self::new(&spec);
+        let mut plan = Self::new(&spec_of(record, id)?);
         for machine in &mut plan.machines {
             machine.machine = details(record, id, &machine.machine.name)?.config;
         }
@@ -95,6 +93,12 @@ impl MachinePlan {
 pub(crate) fn part<'a>(record: &'a Record, id: &str, name: &str) -> Result<&'a PartState> {
     let missing = || Error::BadRecord { id: id.to_owned(), what: format!("{name} is not in it") };
     record.parts.iter().find(|part| part.name == name).ok_or_else(missing)
+}
+
+/// The specification in a checkpoint.
+pub(crate) fn spec_of(record: &Record, id: &str) -> Result<Spec> {
+    serde_json::from_value(record.spec.clone())
+        .map_err(|error| Error::BadRecord { id: id.to_owned(), what: format!("the specification in it cannot be read ({error})") })
 }
 
 /// What a checkpoint tells of one of its machines.

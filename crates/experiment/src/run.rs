@@ -4,12 +4,14 @@ use crate::{
     Body, Error, Host, Result,
     body::Blueprint,
     coordinate::{self, Apart, Manner, Moment, Parts, Tentative},
+    events::Events,
     machine_body::Return,
     plan::{self, Plan},
-    spec::Spec,
+    spec::{Action, Endpoint, Spec},
 };
 use fermata_checkpoint::Saved;
 use fermata_linux::clock::{Stopwatch, monotonic, wall_ns};
+use fermata_net::Change;
 use fermata_store::{Cost, Hold, Progress, Record, Skew, Writer};
 use fermata_types::{CheckpointId, MachineId, VirtualTime};
 use std::{
@@ -22,6 +24,8 @@ use std::{
 /// A checkpoint at an instant that was asked for keeps others from beginning so long before, at least, and prepares so long before, at least.
 const HEAD_START: Duration = Duration::from_secs(1);
 const PREPARE_MIN: Duration = Duration::from_millis(100);
+/// How long an event waits for a guest's agent, and for its command.
+const AGENT_WAIT: Duration = Duration::from_secs(60);
 /// Between two looks at whether somebody still waits for a checkpoint that is to come.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
@@ -118,6 +122,7 @@ impl Run {
     /// Boots the machines of an experiment.
     pub fn boot(host: Arc<Host>, spec: &Spec, name: &str, progress: &mut dyn FnMut(&str, Progress)) -> Result<Self> {
         let (body, parts) = Body::boot(&host, &Plan::new(spec), progress)?;
+        body.set_events(Events::new(spec.events.clone(), 0));
         body.resume()?;
         let standing = Standing { branch: name.to_owned(), head: None, machines: body.identities() };
         Self::new(host, spec, name, State::new(body, parts, standing))
@@ -165,6 +170,46 @@ impl Run {
     /// The virtual time at present, as far as one can tell from outside.
     pub fn time_virtual(&self) -> VirtualTime {
         self.body().clock.at(monotonic())
+    }
+
+    /// Lets happen what is due of the experiment's events. Returns how long until the next one, if there is one and the guests run.
+    pub fn happen(&self) -> Option<Duration> {
+        let body = self.body();
+        body.events().happen(&body.clock, &mut |event| {
+            tracing::info!("run {}: at {}: {:?}", self.name, event.at, event.action);
+            match &event.action {
+                Action::Link { interface, change } => self.change_link(&body, interface, change),
+                Action::Exec { machine, run } => self.execute(&body, machine, run),
+            }
+        })
+    }
+
+    fn change_link(&self, body: &Body, interface: &Endpoint, change: &Change) {
+        let changed = body.fabric().map(|fabric| {
+            let id = fabric.look(|world| world.topology().find(&interface.machine, &interface.interface()));
+            id.map(|id| fabric.change(id, change))
+        });
+        if let Some(Some(Err(error))) = changed {
+            tracing::warn!("run {}: the event at {interface} changed nothing: {error}", self.name);
+        }
+    }
+
+    /// Has a command run in a guest. Nobody waits for its end, but for a word about it in the log.
+    fn execute(&self, body: &Body, machine: &str, command: &str) {
+        let Some(of) = body.machines().iter().find(|of| of.name() == machine) else { return };
+        let (of, name, command) = (of.machine().clone(), format!("{}:{machine}", self.name), command.to_owned());
+        let work = move || {
+            let words = ["/bin/sh".to_owned(), "-c".to_owned(), command.clone()];
+            let done = of.agent().reach(AGENT_WAIT, &|| true).and_then(|()| of.agent().execute(&words, None, AGENT_WAIT));
+            match done {
+                Ok(done) if done.status == 0 => tracing::info!("{name}: `{command}` has ended"),
+                Ok(done) => tracing::warn!("{name}: `{command}` ended with {}: {}", done.status, String::from_utf8_lossy(&done.stderr)),
+                Err(error) => tracing::warn!("{name}: `{command}` could not be run: {error}"),
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("event".to_owned()).spawn(work) {
+            tracing::warn!("run {}: no thread for an event: {error}", self.name);
+        }
     }
 
     /// Takes a checkpoint. Returns when it is permanent, or dropped with the guests running on.
@@ -285,14 +330,30 @@ impl Run {
         let lock = || parts.lock().expect("nobody panics with the lock");
         let mut writer = self.host.store().writer()?;
         writer.stand_on(&body.images());
-        let tentative = coordinate::take(&mut lock(), writer, manner, &body.clock, &mut |moment| seen(moment, body))?;
+        let (mut events, mut happened) = (None, 0);
+        let tentative = coordinate::take(&mut lock(), writer, manner, &body.clock, &mut |moment| {
+            match moment {
+                Moment::Prepared => events = Some(body.events().hold()),
+                Moment::Frozen => happened = events.take().map_or(0, |held| *held),
+            }
+            seen(moment, body);
+        });
+        // Still held if it failed before all was captured.
+        drop(events);
+        let tentative = tentative?;
         past.prepared = Some(tentative.prepared());
-        let result = self.save(tentative, standing, body, message);
+        let result = self.save(tentative, standing, body, (message, happened));
         coordinate::settle(&mut lock(), result.as_ref().ok().map(|(_, _, saved)| saved.as_slice()));
         result.map(|(hold, record, _)| (hold, record))
     }
 
-    fn save(&self, tentative: Tentative<Writer>, standing: Standing, body: &Body, message: Option<String>) -> Result<Kept> {
+    fn save(
+        &self,
+        tentative: Tentative<Writer>,
+        standing: Standing,
+        body: &Body,
+        (message, events): (Option<String>, u64),
+    ) -> Result<Kept> {
         let watch = Stopwatch::start();
         let (pause, apart, steps) = (tentative.pause, tentative.apart, tentative.steps.clone());
         let mut done = tentative.save()?;
@@ -305,6 +366,7 @@ impl Run {
             created_ns: wall_ns(),
             time_virtual_ns: plan::time_virtual(&parts, "being made")?.ns,
             spec: self.spec.clone(),
+            events,
             parts,
             images: body.images(),
             cost: Cost {
@@ -383,6 +445,7 @@ pub fn travel(host: &Arc<Host>, spare: Body, id: &CheckpointId, record: &Record,
     spare.keep(host.store().hold(id)?);
     let state = Return { host, id, record, eager: how.eager, fresh_randomness: how.fresh_randomness };
     let (parts, details) = spare.restore(&state)?;
+    spare.set_events(Events::new(plan::spec_of(record, &id.short())?.events, record.events));
     if !how.paused {
         spare.depart(&details)?;
     }

@@ -24,6 +24,9 @@ pub struct Record {
     pub time_virtual_ns: u64,
     /// The specification of the experiment, as plain JSON.
     pub spec: serde_json::Value,
+    /// How many of the experiment's events had happened.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub events: u64,
     /// The state of every part.
     pub parts: Vec<PartState>,
     /// Golden images that the parts stand on.
@@ -73,6 +76,10 @@ pub struct Skew {
     pub resume_ns: u64,
     /// Between the virtual times at which machines stand in the checkpoint.
     pub time_ns: u64,
+}
+
+fn is_none(events: &u64) -> bool {
+    *events == 0
 }
 
 #[derive(Serialize)]

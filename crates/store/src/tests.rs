@@ -107,6 +107,7 @@ fn record(parent: Option<CheckpointId>, step: u64, ram: Root, blobs: BTreeMap<St
         message: Some(step.to_string()),
         created_ns: step,
         time_virtual_ns: step,
+        events: 0,
         spec: serde_json::Value::Null,
         parts: vec![part],
         images: Vec::new(),

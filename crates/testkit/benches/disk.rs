@@ -220,6 +220,7 @@ fn save(store: &Store, disk: &Disk, cut: &Cut, parent: Option<CheckpointId>) -> 
         message: None,
         created_ns: 0,
         time_virtual_ns: 0,
+        events: 0,
         spec: Value::Null,
         parts: vec![state],
         images: Vec::new(),

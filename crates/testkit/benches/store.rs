@@ -154,6 +154,7 @@ fn ours_by_itself(arguments: &[String]) {
         message: None,
         created_ns: wall_ns(),
         time_virtual_ns: 0,
+        events: 0,
         spec: serde_json::Value::Null,
         parts: vec![part],
         images: Vec::new(),

@@ -23,6 +23,9 @@ use std::{
 /// The first run of an experiment.
 pub const FIRST_RUN: &str = "main";
 
+/// Whoever waits for the next event looks at the runs at least as often.
+const EVENTS_LOOK: Duration = Duration::from_millis(20);
+
 /// What the keeper is busy with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Activity {
@@ -72,6 +75,7 @@ pub struct Keeper {
     tally: Mutex<Tally>,
     trouble: Mutex<Option<String>>,
     clock: Mutex<Option<JoinHandle<()>>>,
+    events: Mutex<Option<JoinHandle<()>>>,
     ending: Arc<(Mutex<bool>, Condvar)>,
     /// Numbers the forks without a name.
     forks: AtomicU64,
@@ -94,6 +98,7 @@ impl Keeper {
             tally: Mutex::default(),
             trouble: Mutex::default(),
             clock: Mutex::default(),
+            events: Mutex::default(),
             ending: Arc::default(),
             forks: AtomicU64::new(1),
             journey: Mutex::new(()),
@@ -143,6 +148,7 @@ impl Keeper {
         let run = Arc::new(run);
         self.keep(run);
         self.start_clock();
+        self.start_events();
     }
 
     fn keep(&self, run: Arc<Run>) {
@@ -424,6 +430,24 @@ impl Keeper {
         }));
     }
 
+    fn start_events(self: &Arc<Self>) {
+        let mut events = self.events.lock().expect("nobody panics with the lock");
+        if self.spec.events.is_empty() || events.is_some() {
+            return;
+        }
+        let keeper = Arc::downgrade(self);
+        let ending = self.ending.clone();
+        *events = Some(std::thread::spawn(move || {
+            let mut next = Duration::ZERO;
+            while !wait(&ending, next) {
+                let Some(keeper) = keeper.upgrade() else { return };
+                let soonest = keeper.runs().iter().filter_map(|run| run.happen()).min();
+                // Runs are paused, taken elsewhere and begun meanwhile.
+                next = soonest.map_or(EVENTS_LOOK, |soonest| soonest.min(EVENTS_LOOK));
+            }
+        }));
+    }
+
     /// A panic is a bug of ours. It must not end the clock's thread, after which there would be no checkpoints and no word about it.
     fn tick_guarded(&self) {
         let trouble = match catch_unwind(AssertUnwindSafe(|| self.tick())) {
@@ -462,10 +486,12 @@ impl Keeper {
     fn stop_clock(&self) {
         *self.ending.0.lock().expect("nobody panics with the lock") = true;
         self.ending.1.notify_all();
-        if let Some(clock) = self.clock.lock().expect("nobody panics with the lock").take()
-            && clock.thread().id() != std::thread::current().id()
-        {
-            let _ = clock.join();
+        for thread in [&self.clock, &self.events] {
+            if let Some(thread) = thread.lock().expect("nobody panics with the lock").take()
+                && thread.thread().id() != std::thread::current().id()
+            {
+                let _ = thread.join();
+            }
         }
     }
 }

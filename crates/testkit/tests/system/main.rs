@@ -14,6 +14,7 @@ mod housekeeping;
 mod instants;
 mod kills;
 mod kvm;
+mod links;
 mod machines;
 mod matrix;
 mod metrics;
