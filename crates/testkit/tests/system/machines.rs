@@ -2,11 +2,10 @@
 //! nobody else.
 
 use fermata_experiment::{Asked, Body, Journey, Moment, Run, Status, When};
-use fermata_linux::clock::Stopwatch;
 use fermata_testkit::{
     Bench, Cli, Snapshot,
     bench::{await_console_of, console_of},
-    cli::{self, array, count, string},
+    cli::{self, array, await_that, count, string},
     guests,
 };
 use fermata_types::VirtualTime;
@@ -15,8 +14,8 @@ use std::{process::Command, time::Duration};
 
 const BOOT: Duration = Duration::from_secs(90);
 const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false };
-/// A machine that hangs is given up after five seconds, and this much is room for a slow host.
-const GIVEN_UP: Duration = Duration::from_secs(15);
+/// So much later than it was told to does a machine stop.
+const LATE: Duration = Duration::from_millis(10);
 
 /// Two that write to their disks, and one without.
 fn three(name: &str) -> String {
@@ -65,19 +64,33 @@ fn instants_of_three_machines_come_back_identical_and_their_clocks_stay_together
             assert_eq!(before.differences(&after), Vec::<String>::new(), "{name}");
         }
     }
-    // Many short ones. What one pause leaves the machines apart is made good in the next: it does not add up.
-    let apart = |record: &fermata_store::Record| {
-        let times = times(record);
-        Duration::from_nanos(times.iter().max().expect("machines") - times.iter().min().expect("machines"))
-    };
-    let all: Vec<_> = (0..60).map(|_| run.checkpoint(None).expect("a checkpoint").1).collect();
-    let mut each: Vec<_> = all.iter().map(apart).collect();
-    each.sort_unstable();
-    let summed: u64 = all.iter().map(|record| record.cost.skew.expect("there are several").stop_ns).sum();
-    println!("apart p50 {:?}, worst {:?}; stops apart in all {:?}", each[30], each[59], Duration::from_nanos(summed));
-    assert!(each[30] < Duration::from_millis(5), "{each:?}");
-    assert_eq!(statuses(&run), [Status::Running, Status::Running, Status::Running]);
     at_an_instant(&run);
+    clocks_stay_together(&run);
+    assert_eq!(statuses(&run), [Status::Running, Status::Running, Status::Running]);
+}
+
+/// In every one of many pauses the same machine stops later than the others. What that leaves them apart is made good in the next pause: it does not add up.
+fn clocks_stay_together(run: &Run) {
+    let late = |moment: Moment, body: &Body| {
+        if moment == Moment::Prepared {
+            let pid = body.machines()[1].machine().pid();
+            signal(pid, "STOP");
+            std::thread::spawn(move || {
+                std::thread::sleep(LATE);
+                signal(pid, "CONT");
+            });
+        }
+    };
+    let (mut apart, mut stops) = (Vec::new(), Duration::ZERO);
+    for _ in 0..30 {
+        let (_, record) = run.checkpoint_watched(None, &mut |moment, body| late(moment, body)).expect("a checkpoint");
+        let times = times(&record);
+        apart.push(Duration::from_nanos(times.iter().max().expect("machines") - times.iter().min().expect("machines")));
+        stops += Duration::from_nanos(record.cost.skew.expect("there are several").stop_ns);
+    }
+    println!("stops were {stops:?} apart in all, and virtual times {apart:?}");
+    let in_the_end = apart[20..].iter().min().expect("there are some");
+    assert!(*in_the_end < stops / 4, "{apart:?}");
 }
 
 /// A checkpoint at an instant is taken there.
@@ -88,7 +101,7 @@ fn at_an_instant(run: &Run) {
     let (_, record) = run.checkpoint_as(asked.clone(), &|| true).expect("a checkpoint");
     println!("asked for {at}, taken at {}", VirtualTime::from_ns(record.time_virtual_ns));
     // Not before; and how long after says how busy the host is.
-    assert!(record.time_virtual_ns + 5_000_000 >= at.ns, "{}", record.time_virtual_ns);
+    assert!(record.time_virtual_ns >= at.ns, "{}", record.time_virtual_ns);
     let late = run.checkpoint_as(asked, &|| true).expect_err("that time has passed").to_string();
     assert!(late.contains("too late"), "{late}");
     run.pause().expect("it pauses");
@@ -108,10 +121,10 @@ fn the_command_line_takes_the_name_of_a_machine() {
     cli.fails(&["exec", "middle", "--", "true"], 255, &["no machine \"middle\"", "left, right"]);
     cli.fails(&["console", "--log"], 1, &["main:left", "main:right"]);
     assert_eq!(cli.shell("right", "echo here"), "here");
-    assert!(cli.ok(&["console", "left", "--log"]).contains("tick"));
+    await_that("the left one ticks", BOOT, || cli.ok(&["console", "left", "--log"]).contains("tick"));
     let before = count(&cli.json(&["ls"])[0]["runs"][0]["time_virtual_ns"]);
     let taken = cli.json(&["checkpoint", "--at", "+1.5s"]);
-    assert!(count(&taken["time_virtual_ns"]) > before + 1_400_000_000, "{taken}");
+    assert!(count(&taken["time_virtual_ns"]) > before + 1_500_000_000, "{taken}");
     assert!(taken["skew"]["stop_ms"].is_number(), "{taken}");
     let shown = cli.ok(&["show", "main"]);
     for words in ["machines stopped within", "left stop", "right stop", "Memory of left", "Memory of right"] {
@@ -144,14 +157,13 @@ fn one_that_dies_or_hangs_is_named_and_the_others_run_on() {
     assert!(error.contains("b could not prepare"), "{error}");
     signal(b, "CONT");
     for (moment, words) in [(Moment::Prepared, "b could not freeze"), (Moment::Frozen, "b could not thaw")] {
-        let watch = Stopwatch::start();
         let result = run.checkpoint_watched(None, &mut |now, _| {
             if now == moment {
                 signal(b, "STOP");
             }
         });
-        let (error, took) = (result.expect_err("b does not answer").to_string(), watch.elapsed());
-        assert!(error.contains(words) && took < GIVEN_UP, "{error} after {took:?}");
+        let error = result.expect_err("b does not answer").to_string();
+        assert!(error.contains(words) && error.contains("for 5 s"), "{error}");
         let body = run.body();
         for other in [0, 2] {
             assert_eq!(body.machines()[other].machine().status(), Status::Running, "{moment:?}");
