@@ -12,7 +12,7 @@ use fermata_testkit::{
 use fermata_types::PartKind;
 use std::time::Duration;
 
-const BOOT: Duration = Duration::from_secs(90);
+const BOOT: Duration = Duration::from_secs(240);
 const CHECKPOINTS: usize = 24;
 const JOURNEYS: usize = 4;
 /// There and back.
@@ -23,8 +23,8 @@ fn two(name: &str) -> String {
         name,
         128,
         &[
-            ("a", "fermata.run=wire:listen fermata.ip=eth1:10.0.0.1/24", ""),
-            ("b", "fermata.run=wire:send:10.0.0.1:300 fermata.ip=eth1:10.0.0.2/24", ""),
+            ("a", "no_timer_check fermata.run=wire:listen fermata.ip=eth1:10.0.0.1/24", ""),
+            ("b", "no_timer_check fermata.run=wire:send:10.0.0.1:300 fermata.ip=eth1:10.0.0.2/24", ""),
         ],
     );
     format!("{nodes}links:\n  - endpoints: [\"a:eth1\", \"b:eth1\"]\n    delay: 10ms\n")
