@@ -1,7 +1,7 @@
 //! From what the rooms below know to what people and programs are told.
 
 use crate::values;
-use fermata_experiment::{Run, Status};
+use fermata_experiment::{Run, Status, net::Topology};
 use fermata_store::Cost;
 use fermata_timeline::{Change, Entry, Resumed};
 use fermata_types::{CheckpointId, PAGE_SIZE};
@@ -46,7 +46,14 @@ pub(crate) fn checkpoint(entry: Entry) -> values::Checkpoint {
         composition: record.cost.composition,
         parts: record.parts.into_iter().map(part).collect(),
         images: record.images,
+        network: network(&record.spec),
     }
+}
+
+/// The network in a specification. One that cannot be read is told of by whoever needs it.
+fn network(spec: &serde_json::Value) -> Option<Topology> {
+    spec.get("links")?;
+    serde_json::from_value(spec.clone()).ok().map(|spec| fermata_experiment::topology(&spec))
 }
 
 fn saved_bytes(cost: &Cost) -> values::SavedBytes {

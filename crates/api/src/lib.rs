@@ -9,7 +9,7 @@
 //! - [`housekeeping`]: removing, collecting, verifying and counting what is in a store
 //! - [`plots`]: figures over many checkpoints, as series to draw
 //! - [`doctor`]: what this host can and cannot do
-//! - [`spec`]: the specification of an experiment, handed through to the doors
+//! - [`spec`], [`net`]: the specification of an experiment and its network, handed through to the doors
 //!
 //! It knows no command line and no terminal, and decides nothing about checkpoints.
 
@@ -28,7 +28,7 @@ pub mod service;
 pub mod values;
 
 pub use client::Client;
-pub use fermata_experiment::spec;
+pub use fermata_experiment::{net, spec};
 pub use fermata_types as types;
 pub use server::Server;
 pub use service::{EXEC_INPUT_BYTES_MAX, Service};

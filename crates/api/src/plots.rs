@@ -249,6 +249,7 @@ mod tests {
             saved_bytes: Default::default(),
             parts: vec![part("m1", PartKind::Machine), part("m1/disk0", PartKind::Disk)],
             images: vec![],
+            network: None,
         }
     }
 

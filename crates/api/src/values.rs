@@ -2,6 +2,7 @@
 //!
 //! Fields are added, never renamed or removed; units are in the names.
 
+use fermata_experiment::net::Topology;
 pub use fermata_store::{
     CollectOptions, Collected, Damage, MovedBranch, Remedy, Removed, RemovedCheckpoint, RemovedTag, Report as Verified, Stats, Touched,
     VerifyOptions,
@@ -59,6 +60,9 @@ pub struct Checkpoint {
     pub parts: Vec<Part>,
     /// Golden images that it stands on.
     pub images: Vec<ImageId>,
+    /// What connects its machines, as the specification has it; nothing where nothing does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<Topology>,
 }
 
 /// Bytes of written pages that each sieve kept out of the store.

@@ -19,6 +19,7 @@ mod pick;
 mod progress;
 mod table;
 mod text;
+mod wires;
 
 use args::Cli;
 use clap::Parser;

@@ -5,7 +5,7 @@ use crate::{
     out::{Paint, Style},
     pick,
     table::{Cell, Set, Table},
-    text,
+    text, wires,
 };
 use clap::Args;
 use fermata_api::{
@@ -23,8 +23,8 @@ const BAR_LIMITS: (usize, usize) = (20, 120);
 
 /// Tell everything about a checkpoint
 ///
-/// What it consists of, how its pages fell through the sieve, which of them were stored before and how long ago, what the guest's memory was used for, and what
-/// the pause and the work behind the guest were spent on. Needs no running experiment.
+/// What it consists of, what connects its machines, how its pages fell through the sieve, which of them were stored before and how long ago, what the guest's
+/// memory was used for, and what the pause and the work behind the guest were spent on. Needs no running experiment.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -62,6 +62,9 @@ fn text(checkpoint: &Checkpoint, style: &Style) -> String {
     for (machine, composition) in &checkpoint.composition {
         let of = format!("Memory of {}", text::harmless(machine));
         sections.push(format!("{}{}", title(&of, style), memory(composition, style)));
+    }
+    if let Some(network) = &checkpoint.network {
+        sections.push(format!("{}{}", title("Network", style), wires::draw(network, style)));
     }
     sections.push(format!("{}{}", title("Parts", style), parts(checkpoint, style)));
     sections.join("\n")
