@@ -10,7 +10,7 @@
 //! - `links`: the links of a run, as they are and as they are to be
 //! - [`plots`]: figures over many checkpoints, as series to draw
 //! - [`doctor`]: what this host can and cannot do
-//! - [`spec`]: the specification of an experiment, handed through to the doors
+//! - [`spec`], [`net`]: the specification of an experiment and its network, handed through to the doors
 //!
 //! It knows no command line and no terminal, and decides nothing about checkpoints.
 
