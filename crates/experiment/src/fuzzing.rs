@@ -1,9 +1,9 @@
 //! What a fuzzer may feed with any bytes: the specification. See `fuzz/README.md`.
 
-use crate::spec::{ByteSize, Interval, Spec, SpecFile};
+use crate::spec::{ByteSize, ClockOffset, Endpoint, Interval, Ipv4, Percent, Rate, Spec, SpecFile, Time};
 use std::path::Path;
 
-/// A specification, or a size and an interval in one. Panics if one that is accepted cannot be read back from its JSON, or if the errors in one that is refused
+/// A specification, or a quantity in one. Panics if one that is accepted cannot be read back from its JSON, or if the errors in one that is refused
 /// cannot be shown.
 pub fn spec(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
@@ -20,7 +20,8 @@ pub fn spec(data: &[u8]) {
             let _ = format!("{report} {report:?}");
         }
     }
-    let _ = (text.parse::<ByteSize>(), text.parse::<Interval>());
+    let _ = (text.parse::<ByteSize>(), text.parse::<Interval>(), text.parse::<Rate>(), text.parse::<Time>());
+    let _ = (text.parse::<Percent>(), text.parse::<ClockOffset>(), text.parse::<Ipv4>(), text.parse::<Endpoint>());
 }
 
 #[cfg(test)]

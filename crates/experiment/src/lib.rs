@@ -1,6 +1,7 @@
 //! Reads the specification of an experiment, builds its parts and coordinates them.
 //!
 //! - [`spec`]: the YAML, its errors and its schema
+//! - `topology`: the network that a specification describes
 //! - `plan`: a specification with all that depends on the host settled
 //! - [`host`]: store, run directory and golden images on this host
 //! - [`body`]: the machines that a run lives in
@@ -31,12 +32,15 @@ pub mod run;
 mod several;
 pub mod spec;
 mod together;
+mod topology;
 
 pub use body::{Blueprint, Body};
 pub use coordinate::{Moment, PartFailure};
 pub use error::{Error, Result};
+pub use fermata_net as net;
 pub use fermata_vm::{Accel, Execution, Machine, Paging, Status, TrackerStanding};
 pub use host::Host;
 pub use machine_body::MachineBody;
 pub use run::{Arrival, Asked, Journey, Run, Standing, When, fits, spare, spare_like, travel};
 pub use spec::Spec;
+pub use topology::topology;

@@ -4,7 +4,7 @@ use crate::{
     codel::Codel,
     counters::Counters,
     random::Random,
-    topology::{Discipline, Shape},
+    topology::{Chance, Discipline, Shape},
 };
 use std::{collections::VecDeque, sync::Arc};
 
@@ -149,10 +149,14 @@ impl Direction {
     pub fn next(&self) -> Option<u64> {
         let transmission = (!self.queue.frames.is_empty()).then_some(self.free_at);
         let arrival = self.flying.front().map(|flying| flying.due);
-        match (transmission, arrival) {
-            (Some(one), Some(other)) => Some(one.min(other)),
-            (one, other) => one.or(other),
-        }
+        transmission.into_iter().chain(arrival).min()
+    }
+
+    /// A time before which nothing arrives at the far end. Nobody has to look after transmissions at the time at which they begin.
+    pub fn earliest_arrival(&self) -> Option<u64> {
+        let flight = if self.shape.reorder == Chance::NEVER { self.shape.delay_ns - self.shape.jitter_ns } else { 0 };
+        let waiting = (!self.queue.frames.is_empty()).then_some(self.free_at.saturating_add(flight));
+        waiting.into_iter().chain(self.flying.front().map(|flying| flying.due)).min()
     }
 
     /// Puts a frame in at the near end.

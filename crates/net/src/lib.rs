@@ -9,6 +9,7 @@
 //! - [`fabric`]: the network at work: a server for each interface, and a thread that hands frames over when they are due
 //! - `device`: an interface as a guest's driver sees it
 //! - [`part`]: the network as a part of an experiment
+//! - `pcapng`: captures of frames
 //! - `fuzzing`: what fuzzers call, only with that feature
 //!
 //! **A frame** is taken out of a guest's memory by `device`, waits in the fabric's inbox until somebody has the lock of the [`World`], goes through it in virtual
@@ -27,6 +28,7 @@ pub mod fabric;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod part;
+mod pcapng;
 mod random;
 mod state;
 mod switch;
@@ -38,6 +40,7 @@ pub use clock::Clock;
 pub use counters::{Counters, Dropped, Traffic};
 pub use fabric::{Fabric, NicOptions, Snapshot, Trouble};
 pub use part::{NetworkDetails, NetworkPart, WORLD};
+pub use pcapng::{Recorded, Tap, Way};
 pub use state::Unreadable;
 pub use topology::{Chance, Discipline, Interface, InterfaceId, Lan, Link, Mac, ParseMacError, Port, Shape, Topology, TopologyError};
 pub use world::World;

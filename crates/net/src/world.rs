@@ -136,8 +136,18 @@ impl World {
 
     /// When [`deliver`](Self::deliver) is to be called next, if nothing is sent until then. It may have nothing to hand over yet.
     pub fn next_due(&self) -> Option<VirtualTime> {
-        let ready = (!self.ready.is_empty()).then_some(self.now);
-        ready.or_else(|| self.agenda.first().map(|(at, _)| (*at).max(self.now))).map(VirtualTime::from_ns)
+        if !self.ready.is_empty() {
+            return Some(VirtualTime::from_ns(self.now));
+        }
+        let mut due: Option<u64> = None;
+        for &(at, index) in &self.agenda {
+            if due.is_some_and(|due| due <= at) {
+                break;
+            }
+            let arrival = self.directions[index].earliest_arrival();
+            due = due.into_iter().chain(arrival).min();
+        }
+        due.map(|due| VirtualTime::from_ns(due.max(self.now)))
     }
 
     /// Hands over each frame that is due, in the order in which they arrive. `take` says whether the guest had a buffer for it. If it had

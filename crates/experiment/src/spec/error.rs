@@ -103,8 +103,6 @@ pub enum FaultKind {
     Syntax,
     /// YAML that breaks a rule of the specification or a limit.
     Invalid,
-    /// Something that this version does not do yet.
-    Unsupported,
     /// A file that the specification names is missing or cannot be used.
     File,
 }

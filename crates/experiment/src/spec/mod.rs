@@ -11,6 +11,7 @@
 //! - `read`: which keys there are and what each takes
 //! - `resolve`: ranges, rules between keys, defaults, absolute paths
 //! - `units`: sizes and intervals
+//! - `network`: links, LANs, interfaces and events
 //! - `error`: faults, each with its place
 //! - `file`: a specification with the places of its values still known
 //! - `single`: one machine given on the command line alone
@@ -20,6 +21,7 @@
 
 mod error;
 mod file;
+mod network;
 mod raw;
 mod read;
 mod resolve;
@@ -34,6 +36,7 @@ pub use fermata_vm::{CaptureMode, CaptureOptions, FreePages, TrackerChoice};
 
 pub use error::{Fault, FaultKind, Refusal, SpecError};
 pub use file::SpecFile;
+pub use network::{Action, ClockOffset, Endpoint, Event, Ipv4, Link, NodeInterface, ParseEndpointError, Percent, Rate, Time};
 pub use single::SingleOptions;
 pub use units::{ByteSize, Interval, ParseUnitError};
 
@@ -64,6 +67,12 @@ pub struct Spec {
     pub capture: CaptureOptions,
     /// The machines by name; 1 to 256.
     pub nodes: BTreeMap<String, Node>,
+    /// Links and LANs. Each interface is at one of them at most.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<Link>,
+    /// What happens when, in any order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<Event>,
 }
 
 /// A machine.
@@ -95,6 +104,12 @@ pub struct Node {
     pub cpu: Option<String>,
     /// Does the same every time. Such a machine has no disk, one processor and no KVM.
     pub deterministic: bool,
+    /// How far its clock is off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clock: Option<ClockOffset>,
+    /// What is said of its interfaces, by name (`eth1`). Those that a link connects and that are not here are left to themselves.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub interfaces: BTreeMap<String, NodeInterface>,
 }
 
 impl Node {

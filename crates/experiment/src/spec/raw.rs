@@ -4,8 +4,9 @@
 //! back through it. So the three cannot disagree about keys. Doc comments of the fields are what users see in the schema.
 
 use super::{
-    Accel, Format,
+    Accel, ClockOffset, Format,
     error::Span,
+    network::raw::{InterfaceName, RawEvent, RawInterface, RawLink},
     units::{ByteSize, Interval},
 };
 use fermata_vm::{CaptureMode, FreePages, TrackerChoice};
@@ -102,6 +103,11 @@ pub(super) struct RawSpec {
     /// The machines by name. A machine may be left empty when `defaults` say all.
     #[schemars(extend("minProperties" = 1, "maxProperties" = 256))]
     pub nodes: Spanned<BTreeMap<Spanned<Name>, Option<RawNode>>>,
+    /// What connects the machines.
+    pub links: Option<Vec<Spanned<RawLink>>>,
+    /// What happens when, in virtual time.
+    #[schemars(extend("maxItems" = 10000))]
+    pub events: Option<Vec<Spanned<RawEvent>>>,
 }
 
 /// A machine.
@@ -140,6 +146,11 @@ pub(super) struct RawNode {
     /// Run the machine so that it does the same every time: TCG, one instruction a tick, fixed clock and seed. Allows no disk, one processor.
     #[schemars(extend("default" = false))]
     pub deterministic: Option<Spanned<bool>>,
+    /// How far the machine's clock is ahead (+) or behind (-).
+    pub clock: Option<Spanned<ClockOffset>>,
+    /// Addresses of interfaces that `links` connect.
+    #[schemars(with = "Option<BTreeMap<InterfaceName, RawInterface>>")]
+    pub interfaces: Option<BTreeMap<Spanned<InterfaceName>, RawInterface>>,
 }
 
 /// A disk: an image, or an empty one of a size.
@@ -162,7 +173,7 @@ pub(super) struct RawDisk {
 impl RawNode {
     /// Takes from `defaults` what the machine does not say.
     pub fn or(self, defaults: &Self) -> Self {
-        let Self { image, memory, cpus, disks, kernel, initrd, cmdline, accel, cpu, deterministic } = defaults.clone();
+        let Self { image, memory, cpus, disks, kernel, initrd, cmdline, accel, cpu, deterministic, clock, interfaces } = defaults.clone();
         Self {
             image: self.image.or(image),
             memory: self.memory.or(memory),
@@ -174,6 +185,8 @@ impl RawNode {
             accel: self.accel.or(accel),
             cpu: self.cpu.or(cpu),
             deterministic: self.deterministic.or(deterministic),
+            clock: self.clock.or(clock),
+            interfaces: self.interfaces.or(interfaces),
         }
     }
 }

@@ -3,7 +3,8 @@
 
 use super::{
     Accel, Format,
-    error::{Fault, FaultKind, Faults, Span},
+    error::{Faults, Span},
+    network,
     raw::{Name, RawDisk, RawNode, RawSpec, Spanned},
     units::{ByteSize, Interval, shorten},
     yaml::{Data, Entry, Value},
@@ -24,10 +25,10 @@ pub(super) fn spec(document: Value, faults: &mut Faults) -> Option<RawSpec> {
     let free = fields.take("free").and_then(|value| choice(value, &FREE, faults));
     let defaults = fields.take("defaults").and_then(|value| node(value, faults));
     let nodes = fields.required("nodes", "nodes: {m1: {image: disk.qcow2}}", faults).and_then(|value| nodes(value, faults));
-    fields.reserved("links", "links between machines", faults);
-    fields.reserved("events", "events", faults);
+    let links = fields.take("links").and_then(|value| network::read::links(value, faults));
+    let events = fields.take("events").and_then(|value| network::read::events(value, faults));
     fields.finish(faults);
-    Some(RawSpec { name: name?, every, capture, tracker, full, free, defaults, nodes: nodes? })
+    Some(RawSpec { name: name?, every, capture, tracker, full, free, defaults, nodes: nodes?, links, events })
 }
 
 fn nodes(value: Value, faults: &mut Faults) -> Option<Spanned<BTreeMap<Spanned<Name>, Option<RawNode>>>> {
@@ -55,7 +56,7 @@ fn node(value: Value, faults: &mut Faults) -> Option<RawNode> {
     let node = RawNode {
         image: fields.take("image").and_then(|value| text(value, "a path", faults)),
         memory: fields.take("memory").and_then(|value| size(value, faults)),
-        cpus: fields.take("cpus").and_then(|value| cpus(value, faults)),
+        cpus: fields.take("cpus").and_then(|value| whole(value, "a number of processors from 1 to 64", faults)),
         disks: fields.take_entry("disks").and_then(|entry| disks(entry, faults)),
         kernel: fields.take("kernel").and_then(|value| text(value, "a path", faults)),
         initrd: fields.take("initrd").and_then(|value| text(value, "a path", faults)),
@@ -65,6 +66,8 @@ fn node(value: Value, faults: &mut Faults) -> Option<RawNode> {
             .and_then(|value| choice(value, &[("auto", Accel::Auto), ("kvm", Accel::Kvm), ("tcg", Accel::Tcg)], faults)),
         cpu: fields.take("cpu").and_then(|value| text(value, "a CPU model such as max", faults)),
         deterministic: fields.take("deterministic").and_then(|value| boolean(value, faults)),
+        clock: fields.take("clock").and_then(|value| network::read::clock(value, faults)),
+        interfaces: fields.take("interfaces").and_then(|value| network::read::interfaces(value, faults)),
     };
     fields.finish(faults);
     Some(node)
@@ -102,7 +105,7 @@ fn disk(value: Value, faults: &mut Faults) -> Option<Spanned<RawDisk>> {
 }
 
 /// The keys of a mapping. It remembers which were asked for, so a reader is the only list of the keys there are.
-struct Fields {
+pub(super) struct Fields {
     what: &'static str,
     span: Span,
     entries: Vec<Entry>,
@@ -110,7 +113,7 @@ struct Fields {
 }
 
 impl Fields {
-    fn new(value: Value, what: &'static str, faults: &mut Faults) -> Option<Self> {
+    pub fn new(value: Value, what: &'static str, faults: &mut Faults) -> Option<Self> {
         let Data::Mapping(entries) = value.data else {
             expected(&value, &format!("{what} (a mapping of keys to values)"), faults);
             return None;
@@ -118,38 +121,31 @@ impl Fields {
         Some(Self { what, span: value.span, entries, asked: Vec::new() })
     }
 
-    fn take(&mut self, key: &'static str) -> Option<Value> {
+    pub fn take(&mut self, key: &'static str) -> Option<Value> {
         self.take_entry(key).map(|entry| entry.value)
     }
 
     fn take_entry(&mut self, key: &'static str) -> Option<Entry> {
         self.asked.push(key);
-        self.remove(key)
-    }
-
-    fn remove(&mut self, key: &str) -> Option<Entry> {
         let index = self.entries.iter().position(|entry| entry.key == key)?;
         Some(self.entries.swap_remove(index))
     }
 
-    fn required(&mut self, key: &'static str, example: &str, faults: &mut Faults) -> Option<Value> {
-        let value = self.take(key);
-        if value.is_none() {
+    pub fn required(&mut self, key: &'static str, example: &str, faults: &mut Faults) -> Option<Value> {
+        self.required_entry(key, example, faults).map(|entry| entry.value)
+    }
+
+    pub fn required_entry(&mut self, key: &'static str, example: &str, faults: &mut Faults) -> Option<Entry> {
+        let entry = self.take_entry(key);
+        if entry.is_none() {
             let message = format!("{} needs the key `{key}`, such as `{example}`", self.what);
             faults.invalid(self.span.clone(), format!("`{key}` is missing"), message);
         }
-        value
-    }
-
-    fn reserved(&mut self, key: &str, what: &str, faults: &mut Faults) {
-        if let Some(entry) = self.remove(key) {
-            let message = format!("`{key}`: {what} are not supported by this version; remove the key");
-            faults.push(Fault::new(FaultKind::Unsupported, entry.key_span, "not supported", message));
-        }
+        entry
     }
 
     /// Refuses the keys that nobody asked for.
-    fn finish(self, faults: &mut Faults) {
+    pub fn finish(self, faults: &mut Faults) {
         for entry in self.entries {
             let key = shorten(&entry.key);
             let advice = match similar(&entry.key, &self.asked) {
@@ -162,7 +158,7 @@ impl Fields {
 }
 
 /// The word that was probably meant.
-fn similar<'w>(found: &str, words: &[&'w str]) -> Option<&'w str> {
+pub(super) fn similar<'w>(found: &str, words: &[&'w str]) -> Option<&'w str> {
     const LENGTH_MAX: usize = 40;
     if found.len() > LENGTH_MAX {
         return None;
@@ -172,7 +168,7 @@ fn similar<'w>(found: &str, words: &[&'w str]) -> Option<&'w str> {
     scores.filter(|(score, _)| *score > 0.6).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, word)| word)
 }
 
-fn expected(value: &Value, what: &str, faults: &mut Faults) {
+pub(super) fn expected(value: &Value, what: &str, faults: &mut Faults) {
     let quotes = match value.data {
         Data::Number(_) | Data::Bool(_) => "; put it in quotes if text is meant",
         _ => "",
@@ -180,7 +176,7 @@ fn expected(value: &Value, what: &str, faults: &mut Faults) {
     faults.invalid(value.span.clone(), "unexpected", format!("expected {what}, found {}{quotes}", value.found()));
 }
 
-fn text(value: Value, what: &str, faults: &mut Faults) -> Option<Spanned<String>> {
+pub(super) fn text(value: Value, what: &str, faults: &mut Faults) -> Option<Spanned<String>> {
     match value.data {
         Data::Text(text) => Some(Spanned { value: text, span: value.span }),
         _ => {
@@ -190,12 +186,12 @@ fn text(value: Value, what: &str, faults: &mut Faults) -> Option<Spanned<String>
     }
 }
 
-fn name(value: Value, faults: &mut Faults) -> Option<Spanned<Name>> {
+pub(super) fn name(value: Value, faults: &mut Faults) -> Option<Spanned<Name>> {
     // Rules about the characters are the resolver's: they hold for what does not come from YAML too.
     text(value, "a name", faults).map(|name| Spanned { value: Name(name.value), span: name.span })
 }
 
-fn boolean(value: Value, faults: &mut Faults) -> Option<Spanned<bool>> {
+pub(super) fn boolean(value: Value, faults: &mut Faults) -> Option<Spanned<bool>> {
     match value.data {
         Data::Bool(flag) => Some(Spanned { value: flag, span: value.span }),
         _ => {
@@ -205,7 +201,7 @@ fn boolean(value: Value, faults: &mut Faults) -> Option<Spanned<bool>> {
     }
 }
 
-fn choice<T: Copy>(value: Value, choices: &[(&'static str, T)], faults: &mut Faults) -> Option<Spanned<T>> {
+pub(super) fn choice<T: Copy>(value: Value, choices: &[(&'static str, T)], faults: &mut Faults) -> Option<Spanned<T>> {
     if let Data::Text(text) = &value.data
         && let Some((_, choice)) = choices.iter().find(|(word, _)| word == text)
     {
@@ -228,7 +224,7 @@ fn interval(value: Value, faults: &mut Faults) -> Option<Spanned<Interval>> {
     parsed(value, false, Interval::EXPECTED, faults)
 }
 
-fn parsed<T: FromStr>(value: Value, numbers: bool, what: &str, faults: &mut Faults) -> Option<Spanned<T>> {
+pub(super) fn parsed<T: FromStr>(value: Value, numbers: bool, what: &str, faults: &mut Faults) -> Option<Spanned<T>> {
     let parsed = match &value.data {
         Data::Text(text) => text.parse().ok(),
         Data::Number(text) if numbers => text.parse().ok(),
@@ -240,13 +236,14 @@ fn parsed<T: FromStr>(value: Value, numbers: bool, what: &str, faults: &mut Faul
     Some(Spanned { value: parsed?, span: value.span })
 }
 
-fn cpus(value: Value, faults: &mut Faults) -> Option<Spanned<u32>> {
-    let count = match &value.data {
+/// A number without sign and fraction.
+pub(super) fn whole(value: Value, what: &str, faults: &mut Faults) -> Option<Spanned<u32>> {
+    let number = match &value.data {
         Data::Number(text) => text.parse().ok(),
         _ => None,
     };
-    if count.is_none() {
-        faults.invalid(value.span.clone(), "unexpected", format!("expected a number of processors from 1 to 64, found {}", value.found()));
+    if number.is_none() {
+        faults.invalid(value.span.clone(), "unexpected", format!("expected {what}, found {}", value.found()));
     }
-    Some(Spanned { value: count?, span: value.span })
+    Some(Spanned { value: number?, span: value.span })
 }

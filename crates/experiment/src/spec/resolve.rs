@@ -3,6 +3,7 @@
 use super::{
     Accel, Disk, Node, Spec,
     error::{Fault, FaultKind, Faults, Span},
+    network::{NodeInterface, rules},
     raw::{Name, RawDisk, RawNode, RawSpec, Spanned},
     units::{ByteSize, shorten},
 };
@@ -60,6 +61,8 @@ pub(super) fn spec(raw: RawSpec, base: Option<&Path>, faults: &mut Faults) -> (S
             free: raw.free.map(|free| free.value).unwrap_or_default(),
         },
         nodes: BTreeMap::new(),
+        links: Vec::new(),
+        events: Vec::new(),
     };
     let defaults = raw.defaults.unwrap_or_default();
     resolver.values(&defaults);
@@ -80,6 +83,7 @@ pub(super) fn spec(raw: RawSpec, base: Option<&Path>, faults: &mut Faults) -> (S
             return (spec, Vec::new());
         }
     }
+    let mut declared = Vec::new();
     for (name, node) in nodes {
         let node = node.unwrap_or_default();
         resolver.values(&node);
@@ -87,11 +91,14 @@ pub(super) fn spec(raw: RawSpec, base: Option<&Path>, faults: &mut Faults) -> (S
         if complete {
             resolver.rules(&name, &node);
         }
+        declared.extend(rules::declared(&name, node.interfaces.as_ref(), resolver.faults));
         let name = resolver.name(name);
         let node = resolver.node(node);
         spec.nodes.insert(name, node);
     }
-    (spec, resolver.files)
+    let Resolver { files, faults, .. } = resolver;
+    rules::connect(raw.links.unwrap_or_default(), raw.events.unwrap_or_default(), &declared, complete, &mut spec, faults);
+    (spec, files)
 }
 
 struct Resolver<'a> {
@@ -269,6 +276,10 @@ impl Resolver<'_> {
     }
 
     fn node(&mut self, node: RawNode) -> Node {
+        let interfaces = node.interfaces.into_iter().flatten().map(|(name, interface)| {
+            let (mac, ipv4) = (interface.mac.map(|mac| mac.value), interface.ipv4.map(|ipv4| ipv4.value));
+            (name.value.0, NodeInterface { mac, ipv4 })
+        });
         let disks = node.disks.map(|disks| disks.value).unwrap_or_default();
         Node {
             image: self.file("image", node.image),
@@ -281,6 +292,8 @@ impl Resolver<'_> {
             accel: node.accel.map_or(Accel::Auto, |accel| accel.value),
             cpu: node.cpu.map(|cpu| cpu.value),
             deterministic: node.deterministic.is_some_and(|flag| flag.value),
+            clock: node.clock.map(|clock| clock.value),
+            interfaces: interfaces.collect(),
         }
     }
 

@@ -58,6 +58,8 @@ pub(super) fn spec(image: Option<&Path>, options: SingleOptions) -> Result<Spec,
         free: None,
         defaults: None,
         nodes: Spanned::nowhere(nodes),
+        links: None,
+        events: None,
     };
     let (spec, _) = resolve::spec(raw, None, &mut faults);
     faults.into_result(None).map(|()| spec)
@@ -76,6 +78,8 @@ fn node(image: Option<&Path>, options: SingleOptions, faults: &mut Faults) -> Ra
         accel: Some(Spanned::nowhere(options.accel)),
         cpu: options.cpu.map(Spanned::nowhere),
         deterministic: Some(Spanned::nowhere(options.deterministic)),
+        clock: None,
+        interfaces: None,
     }
 }
 

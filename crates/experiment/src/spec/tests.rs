@@ -5,19 +5,19 @@ use proptest::prelude::*;
 use serde_json::json;
 use std::fmt::Write;
 
-fn parse(yaml: &str) -> Result<Spec, SpecError> {
+pub(super) fn parse(yaml: &str) -> Result<Spec, SpecError> {
     Spec::from_yaml(yaml, Path::new("machine.yaml"), Path::new("/lab"))
 }
 
 #[track_caller]
-fn means(yaml: &str, expected: Value) {
+pub(super) fn means(yaml: &str, expected: Value) {
     let spec = parse(yaml).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(serde_json::to_value(&spec).unwrap(), expected);
 }
 
 /// Expects each line of the error, without the name of the file. The schema may be milder than the parser, never stricter.
 #[track_caller]
-fn refused(yaml: &str, expected: &str) {
+pub(super) fn refused(yaml: &str, expected: &str) {
     let error = parse(yaml).expect_err("it was accepted");
     let found = error.to_string().replace("machine.yaml:", "");
     assert_eq!(found.trim(), expected.trim(), "\nfor\n{yaml}");
@@ -173,20 +173,14 @@ fn unknown_and_repeated_keys() {
     refused(&m1("disks:\n- {image: x, read_only: true}"), "5:18: unknown key `read_only`; did you mean `read-only`?");
     refused(
         &m1("image: x\nzzz: 1"),
-        "5:5: unknown key `zzz`; a machine has the keys image, memory, cpus, disks, kernel, initrd, cmdline, accel, cpu, deterministic",
+        "5:5: unknown key `zzz`; a machine has the keys image, memory, cpus, disks, kernel, initrd, cmdline, accel, cpu, deterministic, clock, interfaces",
     );
     refused(
         "name: a\nversion: 2\nnodes: {m1: {image: x}}",
-        "2:1: unknown key `version`; an experiment has the keys name, every, capture, tracker, full, free, defaults, nodes",
+        "2:1: unknown key `version`; an experiment has the keys name, every, capture, tracker, full, free, defaults, nodes, links, events",
     );
     refused(&m1("image: x\nimage: y"), "5:5: the key `image` stands here a second time; remove one of the two");
     refused("name: a\nname: b\nnodes: {m1: {image: x}}", "2:1: the key `name` stands here a second time; remove one of the two");
-    refused(
-        "name: a\nnodes: {m1: {image: x}}\nlinks: []",
-        "3:1: `links`: links between machines are not supported by this version; remove the key",
-    );
-    refused("name: a\nnodes: {m1: {image: x}}\nevents:", "3:1: `events`: events are not supported by this version; remove the key");
-    assert_eq!(parse("name: a\nnodes: {m1: {image: x}}\nlinks: []").unwrap_err().faults()[0].kind(), FaultKind::Unsupported);
 }
 
 #[test]
@@ -266,14 +260,14 @@ fn what_ends_determinism() {
 #[test]
 fn all_faults_at_once() {
     refused(
-        "name: A\nevery: 2\ndefaults: {memory: 1X}\nnodes:\n  m1: {memroy: 1G}\n  m2: {cpus: 99, accel: hvf}\nlinks: []",
+        "name: A\nevery: 2\ndefaults: {memory: 1X}\nnodes:\n  m1: {memroy: 1G}\n  m2: {cpus: 99, accel: hvf}\nlinks: {}",
         "1:7: expected a name (small letters, digits and hyphens, beginning with a letter or digit, 32 characters at most), found \"A\"
 2:8: expected an interval from 100ms to 24h, such as 500ms or 2s, found the number 2
 3:20: expected a size such as 512M or 1G, found \"1X\"
 5:8: unknown key `memroy`; did you mean `memory`?
 6:14: `cpus`: expected 1 to 64 processors, found 99
 6:25: expected auto or kvm or tcg, found \"hvf\"
-7:1: `links`: links between machines are not supported by this version; remove the key",
+7:8: expected a list of links, found a mapping",
     );
     let many: String = (0..50_000).map(|i| format!("k{i}: 1\n")).collect();
     let error = parse(&many).unwrap_err();
@@ -417,13 +411,13 @@ fn json_of(value: &yaml::Value) -> Option<Value> {
 }
 
 /// What the schema says; none when the text is no YAML or has repeated keys, which a schema cannot see.
-fn schema_accepts(schema: &jsonschema::Validator, yaml: &str) -> Option<bool> {
+pub(super) fn schema_accepts(schema: &jsonschema::Validator, yaml: &str) -> Option<bool> {
     let mut faults = Faults::default();
     let document = yaml::parse(yaml, &mut faults).ok()??;
     faults.is_empty().then(|| json_of(&document).map(|json| schema.is_valid(&json)))?
 }
 
-fn schema() -> jsonschema::Validator {
+pub(super) fn schema() -> jsonschema::Validator {
     jsonschema::draft202012::new(&Spec::json_schema()).unwrap()
 }
 
@@ -456,7 +450,8 @@ fn what_the_schema_refuses_the_parser_refuses() {
         (m1("disks: [{image: x, size: 1G}]"), false),
         ("name: A\nnodes: {m1: {image: x}}".into(), false),
         ("name: a\nnodes: {M1: {image: x}}".into(), false),
-        ("name: a\nnodes: {m1: {image: x}}\nlinks: []".into(), false),
+        ("name: a\nnodes: {m1: {image: x}}\nlinks: []".into(), true),
+        ("name: a\nnodes: {m1: {image: x}}\nlinks: {}".into(), false),
         ("name: a\nnodes: {}".into(), false),
         ("nodes: {m1: {image: x}}".into(), false),
         ("name: a\nevery: 2\nnodes: {m1: {image: x}}".into(), false),
@@ -486,6 +481,10 @@ fn nearly_yaml() -> impl Strategy<Value = String> {
         "read-only",
         "format",
         "links",
+        "endpoints",
+        "events",
+        "m1:eth1",
+        "10ms",
         ": ",
         ":\n",
         "\n",
@@ -601,6 +600,8 @@ fn spec() -> impl Strategy<Value = Spec> {
             accel: if deterministic { Accel::Tcg } else { Accel::Kvm },
             cpu: Some(cpu).filter(|cpu| !cpu.is_empty()),
             deterministic,
+            clock: None,
+            interfaces: BTreeMap::new(),
         }
     });
     let every = prop::option::of((100_u64..86_400_000).prop_map(Duration::from_millis));
@@ -609,7 +610,7 @@ fn spec() -> impl Strategy<Value = Spec> {
     let free = prop::sample::select(vec![FreePages::Auto, FreePages::Keep]);
     let capture = (mode, tracker, any::<bool>(), free).prop_map(|(mode, tracker, full, free)| CaptureOptions { tracker, mode, full, free });
     ("[a-z0-9][a-z0-9-]{0,31}", every, capture, prop::collection::btree_map("[a-z0-9][a-z0-9-]{0,31}", node, 1..4))
-        .prop_map(|(name, every, capture, nodes)| Spec { name, every, capture, nodes })
+        .prop_map(|(name, every, capture, nodes)| Spec { name, every, capture, nodes, links: Vec::new(), events: Vec::new() })
 }
 
 proptest! {

@@ -4,12 +4,18 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
-/// Text that is not the size or the interval it should be.
+/// Text that is not the quantity it should be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("expected {expected}, found \"{}\"", shorten(.found))]
 pub struct ParseUnitError {
     expected: &'static str,
     found: String,
+}
+
+impl ParseUnitError {
+    pub(super) fn new(expected: &'static str, found: &str) -> Self {
+        Self { expected, found: found.to_owned() }
+    }
 }
 
 /// Outside text in a message: a hostile one must not fill the screen or drive the terminal.
@@ -63,7 +69,7 @@ impl FromStr for ByteSize {
             };
             count.checked_mul(1 << shift).map(Self)
         };
-        parse().ok_or_else(|| ParseUnitError { expected: Self::EXPECTED, found: text.to_owned() })
+        parse().ok_or_else(|| ParseUnitError::new(Self::EXPECTED, text))
     }
 }
 
@@ -117,7 +123,7 @@ impl Interval {
     /// This interval; a whole number of milliseconds from 100 ms to 24 h.
     pub fn new(duration: Duration) -> Result<Self, ParseUnitError> {
         let good = (Self::MIN..=Self::MAX).contains(&duration) && duration.subsec_nanos().is_multiple_of(1_000_000);
-        good.then_some(Self(duration)).ok_or_else(|| ParseUnitError { expected: Self::EXPECTED, found: format!("{duration:?}") })
+        good.then_some(Self(duration)).ok_or_else(|| ParseUnitError::new(Self::EXPECTED, &format!("{duration:?}")))
     }
 
     /// The interval as a duration.
@@ -146,7 +152,7 @@ impl FromStr for Interval {
             let factor = TIME_UNITS.iter().find(|(name, _)| *name == unit)?.1;
             Self::new(Duration::from_millis(count.checked_mul(factor)?)).ok()
         };
-        parse().ok_or_else(|| ParseUnitError { expected: Self::EXPECTED, found: text.to_owned() })
+        parse().ok_or_else(|| ParseUnitError::new(Self::EXPECTED, text))
     }
 }
 
@@ -177,7 +183,7 @@ impl JsonSchema for Interval {
     }
 }
 
-fn number_and_unit(text: &str) -> Option<(u64, &str)> {
+pub(super) fn number_and_unit(text: &str) -> Option<(u64, &str)> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     Some((number.parse().ok()?, unit))
