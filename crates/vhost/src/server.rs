@@ -24,7 +24,7 @@ use std::{
     },
     thread::{self, JoinHandle},
 };
-use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
+use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError, message::VhostUserVirtioFeatures};
 
 /// What a server serves.
 pub struct ServerOptions {
@@ -198,8 +198,12 @@ impl Shared {
         tracing::debug!(socket = %self.socket.display(), "QEMU has connected");
         let mut handler = BackendReqHandler::from_stream(stream, Arc::new(Mutex::new(Protocol(link.clone()))));
         let error = loop {
-            if let Err(error) = handler.handle_request() {
-                break error;
+            match handler.handle_request() {
+                Ok(()) => {}
+                // QEMU enables the rings of a network interface before it says which features it takes. The protocol's crate refuses that without a word of
+                // what was in the message; but rings are disabled at first, and there is nothing to tell so early but that they are not.
+                Err(ProtocolError::InactiveFeature(VhostUserVirtioFeatures::PROTOCOL_FEATURES)) => link.enable_rings(),
+                Err(error) => break error,
             }
         };
         self.backend.disconnected();

@@ -102,6 +102,11 @@ impl Link {
         }))
     }
 
+    /// Enables all rings.
+    pub(crate) fn enable_rings(&self) {
+        self.change(|state| state.rings.iter_mut().for_each(|ring| ring.set_enabled(true)));
+    }
+
     /// Stops all rings and ends the worker.
     pub fn close(&self) {
         self.closing.store(true, Ordering::Release);
