@@ -309,7 +309,8 @@ fn periods(loads: &[&Load], report: &mut Report) {
 }
 
 /// How much longer the work takes with the page-to-block map than without. No checkpoint is taken. Three guests take turns of
-/// a few seconds, so that what else the host does meets all of them alike; what two of the same kind differ by is what cannot be told apart.
+/// a few seconds, so that what else the host does meets all of them alike; what two of the same kind differ by is what cannot be told
+/// apart.
 fn overhead(loads: &[&Load], report: &mut Report) {
     let load = loads[0];
     let guests = [&COMBINED, &INCREMENTAL, &INCREMENTAL].map(|method| {
