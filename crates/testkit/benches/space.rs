@@ -33,7 +33,8 @@ struct Method {
     name: &'static str,
     /// Keys of the specification.
     keys: &'static str,
-    /// Pages that are free or lie on a disk are left out, and there is a map from pages to blocks. Else all that it looks at counts as saved.
+    /// Pages that are free or lie on a disk are left out, and there is a map from pages to blocks. Else all that it looks at counts as
+    /// saved.
     leaves_out: bool,
 }
 
@@ -228,7 +229,8 @@ fn eager_restore(bench: &Bench, taken: &Taken) -> Duration {
     took
 }
 
-/// What the checkpoint would keep if the guest did not tell which of its pages are free, and how long it would take: those go through the sieve, too.
+/// What the checkpoint would keep if the guest did not tell which of its pages are free, and how long it would take: those go through the
+/// sieve, too.
 fn without_help(bench: &Bench, run: &Run, taken: &Taken) -> (Amount, Duration) {
     let body = run.body();
     let free = free_now(body.machine()).expect("its kernel tells");
@@ -306,8 +308,9 @@ fn periods(loads: &[&Load], report: &mut Report) {
     report.tables.push(spaces);
 }
 
-/// How much longer the work takes with the page-to-block map than without. No checkpoint is taken. Three guests take turns of a few seconds, so that what else the
-/// host does meets all of them alike; what two of the same kind differ by is what cannot be told apart.
+/// How much longer the work takes with the page-to-block map than without. No checkpoint is taken. Three guests take turns of
+/// a few seconds, so that what else the host does meets all of them alike; what two of the same kind differ by is what cannot be told
+/// apart.
 fn overhead(loads: &[&Load], report: &mut Report) {
     let load = loads[0];
     let guests = [&COMBINED, &INCREMENTAL, &INCREMENTAL].map(|method| {
@@ -335,7 +338,7 @@ fn overhead(loads: &[&Load], report: &mut Report) {
 /// The default, and with all blocks and pages kept that are free in the guest.
 const KEPT: Method = Method { keys: "free: keep\n", ..COMBINED };
 
-/// By how much a disk differs from what it was before, when a source tree was built, and when that was removed again; and what that costs to store.
+/// By how much a disk differs from what it was before, when a source tree was built, and when that was removed again.
 fn freed(_: &[&Load], report: &mut Report) {
     let mut table = Table { title: "Make, then make clean: what the disk differs by from before, MiB".into(), rows: Vec::new() };
     table.rows.push(row(&["", "after make", "after make clean", "by the file system"]));

@@ -84,7 +84,8 @@ pub fn debian_running(script: &str) -> String {
     debian_after("true", script)
 }
 
-/// The same, and another script that runs before. On a host that is very busy the emulated timer may seem not to work, and the kernel would give up.
+/// The same, and another script that runs before. On a host that is very busy the emulated timer may seem not to work, and the kernel would
+/// give up.
 fn debian_after(before: &str, script: &str) -> String {
     // What systemd would take for variables of its own.
     let escaped = |script: &str| script.replace('$', "$$").replace('%', "%%");
