@@ -15,10 +15,10 @@ fn what_was_touched_first_comes_first_the_next_time() {
     let (id, record) = run.checkpoint(None).expect("a checkpoint");
     run.pause().expect("it pauses");
     let store = bench.host.store();
-    assert_eq!(store.hint(&id, "working-set").expect("the index can be read"), None, "nobody restored it yet");
+    assert_eq!(store.hint(&id, "working-set.m1").expect("the index can be read"), None, "nobody restored it yet");
 
     let first = waited_for(&bench.arrive("first", &id, &record, RUNNING));
-    let known = store.hint(&id, "working-set").expect("the index can be read").expect("it is kept").len() / 4;
+    let known = store.hint(&id, "working-set.m1").expect("the index can be read").expect("it is kept").len() / 4;
     // Two may wait for the same page, and a page of zeros may be touched after all others are in.
     assert!(known as u64 <= first && known as u64 * 10 > first * 9, "{known} of {first} pages are remembered");
     let second = waited_for(&bench.arrive("second", &id, &record, RUNNING));
