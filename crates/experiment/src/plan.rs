@@ -82,6 +82,7 @@ impl MachinePlan {
             cmdline: node.cmdline.clone(),
             deterministic: node.deterministic,
             vmcoreinfo: true,
+            clock_ahead_ms: node.clock.map_or(0, |clock| clock.0),
             disks: disks.len() as u32,
             nets,
         };

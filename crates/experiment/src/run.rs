@@ -8,6 +8,7 @@ use crate::{
     machine_body::Return,
     plan::{self, Plan},
     spec::{Action, Endpoint, Spec},
+    topology::topology,
 };
 use fermata_checkpoint::Saved;
 use fermata_linux::clock::{Stopwatch, monotonic, wall_ns};
@@ -26,6 +27,8 @@ const HEAD_START: Duration = Duration::from_secs(1);
 const PREPARE_MIN: Duration = Duration::from_millis(100);
 /// How long an event waits for a guest's agent, and for its command.
 const AGENT_WAIT: Duration = Duration::from_secs(60);
+/// How long a guest may take to boot before it is given its addresses.
+const BOOT_WAIT: Duration = Duration::from_secs(600);
 /// Between two looks at whether somebody still waits for a checkpoint that is to come.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
@@ -125,7 +128,24 @@ impl Run {
         body.set_events(Events::new(spec.events.clone(), 0));
         body.resume()?;
         let standing = Standing { branch: name.to_owned(), head: None, machines: body.identities() };
-        Self::new(host, spec, name, State::new(body, parts, standing))
+        let run = Self::new(host, spec, name, State::new(body, parts, standing))?;
+        run.set_addresses(spec);
+        Ok(run)
+    }
+
+    /// Has the guests take the addresses that the specification gives them, once each has booted.
+    fn set_addresses(&self, spec: &Spec) {
+        let body = self.body();
+        for interface in topology(spec).interfaces {
+            let of = spec.nodes.get(&interface.machine).and_then(|node| node.interfaces.get(&interface.name));
+            let Some(address) = of.and_then(|of| of.ipv4) else { continue };
+            // By its Ethernet address, for guests name their interfaces as they like.
+            let command = format!(
+                "for d in /sys/class/net/*; do if [ \"$(cat $d/address)\" = {} ]; then ip address add {address} dev ${{d##*/}} && ip link set ${{d##*/}} up; fi; done",
+                interface.mac
+            );
+            self.execute(&body, &interface.machine, &command, BOOT_WAIT);
+        }
     }
 
     /// A run that begins where somebody arrived.
@@ -179,7 +199,7 @@ impl Run {
             tracing::info!("run {}: at {}: {:?}", self.name, event.at, event.action);
             match &event.action {
                 Action::Link { interface, change } => self.change_link(&body, interface, change),
-                Action::Exec { machine, run } => self.execute(&body, machine, run),
+                Action::Exec { machine, run } => self.execute(&body, machine, run, AGENT_WAIT),
             }
         })
     }
@@ -195,12 +215,12 @@ impl Run {
     }
 
     /// Has a command run in a guest. Nobody waits for its end, but for a word about it in the log.
-    fn execute(&self, body: &Body, machine: &str, command: &str) {
+    fn execute(&self, body: &Body, machine: &str, command: &str, wait: Duration) {
         let Some(of) = body.machines().iter().find(|of| of.name() == machine) else { return };
         let (of, name, command) = (of.machine().clone(), format!("{}:{machine}", self.name), command.to_owned());
         let work = move || {
             let words = ["/bin/sh".to_owned(), "-c".to_owned(), command.clone()];
-            let done = of.agent().reach(AGENT_WAIT, &|| true).and_then(|()| of.agent().execute(&words, None, AGENT_WAIT));
+            let done = of.agent().reach(wait, &|| true).and_then(|()| of.agent().execute(&words, None, AGENT_WAIT));
             match done {
                 Ok(done) if done.status == 0 => tracing::info!("{name}: `{command}` has ended"),
                 Ok(done) => tracing::warn!("{name}: `{command}` ended with {}: {}", done.status, String::from_utf8_lossy(&done.stderr)),

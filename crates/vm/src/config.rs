@@ -1,6 +1,6 @@
 //! What a machine is, and the QEMU command line that makes it.
 
-use fermata_linux::probe;
+use fermata_linux::{clock::wall_ns, probe};
 use fermata_types::MachineId;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -59,11 +59,18 @@ pub struct MachineConfig {
     /// The guest's kernel can say where it has described itself: QEMU's device `vmcoreinfo`. Machines of older checkpoints have none.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub vmcoreinfo: bool,
+    /// Milliseconds by which its clock is ahead of the host's when it boots. The clock is set to the second.
+    #[serde(default, skip_serializing_if = "is_right")]
+    pub clock_ahead_ms: i64,
     /// How many disks it has.
     pub disks: u32,
     /// Its network interfaces. Machines of older checkpoints have none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nets: Vec<Net>,
+}
+
+fn is_right(ahead_ms: &i64) -> bool {
+    *ahead_ms == 0
 }
 
 /// A network interface.
@@ -226,7 +233,16 @@ fn clocks(line: &mut Line, config: &MachineConfig) {
         line.add("-icount", format!("shift={ICOUNT_SHIFT},align=off,sleep=off"));
         line.add("-rtc", "base=2026-01-01T00:00:00,clock=vm").add("-seed", "1");
     } else {
-        line.add("-rtc", "base=utc,clock=vm");
+        line.add("-rtc", format!("base={},clock=vm", clock_base(config.clock_ahead_ms, wall_ns())));
+    }
+}
+
+/// What QEMU's clock begins with, this long after 1970.
+fn clock_base(ahead_ms: i64, wall_ns: u64) -> String {
+    let begin = i128::from(wall_ns) + i128::from(ahead_ms) * 1_000_000;
+    match jiff::Timestamp::from_nanosecond(begin) {
+        Ok(begin) if ahead_ms != 0 => begin.strftime("%Y-%m-%dT%H:%M:%S").to_string(),
+        _ => "utc".to_owned(),
     }
 }
 
@@ -282,4 +298,17 @@ fn uuid(id: &MachineId) -> String {
 /// A comma inside a value is written twice in QEMU's option syntax.
 fn escape(value: &str) -> String {
     value.replace(',', ",,")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_may_be_ahead_or_behind() {
+        let day = 86_400_000_000_000;
+        assert_eq!(clock_base(0, day), "utc");
+        assert_eq!(clock_base(7_200_000, day), "1970-01-02T02:00:00");
+        assert_eq!(clock_base(-1_000, day), "1970-01-01T23:59:59");
+    }
 }

@@ -254,6 +254,7 @@ mod tests {
             cmdline: None,
             deterministic: false,
             vmcoreinfo: true,
+            clock_ahead_ms: 0,
             disks: 0,
             nets: Vec::new(),
         }
