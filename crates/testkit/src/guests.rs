@@ -31,7 +31,9 @@ pub fn tiny(name: &str, run: &str, more: &str) -> String {
 /// Several of them: the name of each, what it runs, and more lines for its node.
 pub fn several(name: &str, memory_mib: u32, machines: &[(&str, &str, &str)]) -> String {
     let (kernel, initrd) = (file("vmlinuz"), file("tiny.cpio.gz"));
-    let node = |(machine, run, more): &(&str, &str, &str)| format!("  {machine}:\n    cmdline: console=ttyS0 quiet panic=-1 {run}\n{more}");
+    let node = |(machine, run, more): &(&str, &str, &str)| {
+        format!("  {machine}:\n    cmdline: console=ttyS0 quiet no_timer_check panic=-1 {run}\n{more}")
+    };
     format!(
         "name: {name}\ndefaults:\n  memory: {memory_mib}M\n  kernel: {}\n  initrd: {}\nnodes:\n{}",
         kernel.display(),

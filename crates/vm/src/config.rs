@@ -259,6 +259,9 @@ fn devices(line: &mut Line, config: &MachineConfig, id: &MachineId, place: &Plac
         let boot = disk + 1;
         line.add("-device", format!("vhost-user-blk-pci,chardev=disk{disk},num-queues=1,queue-size=256,bootindex={boot}"));
     }
+    // Without KVM, QEMU (7.2) takes a guest that masks an interrupt vector of a vhost-user interface to KVM's tables, which are not there, and crashes. A pin
+    // has no vectors.
+    let vectors = if config.accel == Accel::Tcg { ",vectors=0" } else { "" };
     for Net { number, mac, mtu } in &config.nets {
         let socket = escape(&place.net_socket(*number).to_string_lossy());
         line.add("-chardev", format!("socket,id=net{number},path={socket}"));
@@ -268,7 +271,7 @@ fn devices(line: &mut Line, config: &MachineConfig, id: &MachineId, place: &Plac
         line.add(
             "-device",
             format!(
-                "virtio-net-pci,netdev=net{number},mac={mac},host_mtu={mtu},addr={slot:#x},romfile=,guest_announce=off,disable-legacy=on"
+                "virtio-net-pci,netdev=net{number},mac={mac},host_mtu={mtu},addr={slot:#x},romfile=,guest_announce=off,disable-legacy=on{vectors}"
             ),
         );
     }

@@ -12,7 +12,8 @@ const SOON: Duration = Duration::from_secs(120);
 #[test]
 fn links_change_by_hand_and_by_events_and_change_back_on_a_journey() {
     let cli = Cli::new();
-    let nodes = guests::several("links", 128, &[("a", "fermata.run=none", ""), ("b", "fermata.run=none", "")]);
+    let (a, b) = ("    interfaces: {eth1: {ipv4: 10.9.0.1/24}}\n", "    interfaces: {eth1: {ipv4: 10.9.0.2/24}}\n    clock: +2h\n");
+    let nodes = guests::several("links", 128, &[("a", "fermata.run=none", a), ("b", "fermata.run=none", b)]);
     let links = "links:\n  - endpoints: [\"a:eth1\", \"b:eth1\"]\n    delay: 10ms\n";
     let events = "events:\n  - {at: 30s, exec: b, run: \"echo here >> /tmp/event\"}\n  - {at: 30s, link: \"a:eth1\", delay: 30ms}\n";
     cli.write("links.yaml", &format!("{nodes}{links}{events}"));
@@ -34,6 +35,12 @@ fn links_change_by_hand_and_by_events_and_change_back_on_a_journey() {
         }
     }
     assert_eq!(cli.shell("b", "cat /tmp/event"), "here", "what had happened at the checkpoint did not happen again");
+
+    await_that("the guests have their addresses", SOON, || {
+        cli.shell("a", "ping -c 1 -W 2 10.9.0.2 >/dev/null && echo back || true") == "back"
+    });
+    let clock = |machine: &str| cli.shell(machine, "date +%s").parse::<i64>().expect("seconds");
+    assert!((clock("b") - clock("a") - 7200).abs() < 60, "{} and {}", clock("a"), clock("b"));
 
     let ends = cli.json(&["link", "a:eth1", "--delay", "50ms", "--loss", "2%", "--sent"]);
     assert_eq!((array(&ends).len(), string(&ends[0]["to"])), (1, "b:eth1"));
