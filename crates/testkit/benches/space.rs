@@ -62,9 +62,11 @@ const LOADS: [Load; 5] = [
     Load { name: "make", interval: Some(Duration::from_secs(12)), paper: (16.5, 17.4), short: false },
 ];
 
+/// A part of the evaluation, over these workloads.
+type Measure = fn(&[&Load], &mut Report);
+
 /// What can be measured, by name.
-const PARTS: [(&str, fn(&[&Load], &mut Report)); 4] =
-    [("single", singles), ("periodic", periods), ("overhead", overhead), ("freed", freed)];
+const PARTS: [(&str, Measure); 4] = [("single", singles), ("periodic", periods), ("overhead", overhead), ("freed", freed)];
 
 fn main() {
     let arguments: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
