@@ -516,7 +516,7 @@ fn rings_of_nonsense_harm_nobody_else() {
         }
         // To everybody, so that somebody is to lay it into the ring of nonsense, too.
         let hello = [&[0xff; 6][..], &frame(0, 0, number, 64)[6..]].concat();
-        a.send(&[hello.clone()]);
+        a.send(std::slice::from_ref(&hello));
         assert_eq!(b.receive(1), [hello], "{what}");
         for ring in [RECEIVE, SEND] {
             c.on(ring).reset();
