@@ -30,7 +30,7 @@ pub struct Body {
     plan: Plan,
     /// Told by everybody who stops the machines or lets them go on.
     pub(crate) clock: GuestClock,
-    events: OnceLock<Events>,
+    events: Events,
     /// The checkpoint that it was restored from: its pages and blocks are read when they are touched, for as long as this lives.
     held: OnceLock<Hold>,
 }
@@ -74,7 +74,8 @@ impl Body {
             network.tell_page_maps(&machines);
             clock.drive(network.fabric().clock().clone());
         }
-        Ok((Self { machines, network, plan: plan.clone(), clock, events: OnceLock::new(), held: OnceLock::new() }, loaded))
+        let events = Events::new(plan.events.clone());
+        Ok((Self { machines, network, plan: plan.clone(), clock, events, held: OnceLock::new() }, loaded))
     }
 
     /// Keeps the checkpoint that it is about to be restored from in the store.
@@ -82,14 +83,9 @@ impl Body {
         self.held.set(hold).expect("a body is restored once");
     }
 
-    /// Sets what is to happen, once, before its machines run.
-    pub(crate) fn set_events(&self, events: Events) {
-        self.events.set(events).expect("a body begins once");
-    }
-
     /// What happens, and what has happened.
     pub(crate) fn events(&self) -> &Events {
-        self.events.get_or_init(Events::default)
+        &self.events
     }
 
     /// What it was built after.
@@ -100,7 +96,7 @@ impl Body {
     /// How to build another one that can take up its checkpoints.
     pub fn blueprint(&self) -> Result<Blueprint> {
         let machines = self.machines.iter().map(MachineBody::blueprint).collect::<Result<_>>()?;
-        Ok(Blueprint(Plan { machines, network: self.plan.network.clone() }))
+        Ok(Blueprint(Plan { machines, ..self.plan.clone() }))
     }
 
     fn network_parts(&self) -> Parts<Writer> {
@@ -188,6 +184,7 @@ impl Body {
             parts.extend(of_machine);
             details.push(detail);
         }
+        *self.events.hold() = state.record.events;
         self.clock.stop_at(VirtualTime::from_ns(state.record.time_virtual_ns));
         Ok((parts, details))
     }

@@ -11,20 +11,20 @@ use std::{
 };
 
 /// The events of a body, in the order of their times.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Events {
     list: Vec<Event>,
     happened: Mutex<u64>,
 }
 
 impl Events {
-    /// Of these, the first so many (in the order of their times) have happened.
-    pub fn new(mut list: Vec<Event>, happened: u64) -> Self {
+    /// None of these has happened.
+    pub fn new(mut list: Vec<Event>) -> Self {
         list.sort_by_key(|event| event.at);
-        Self { list, happened: Mutex::new(happened) }
+        Self { list, happened: Mutex::new(0) }
     }
 
-    /// How many have happened. None happens while this is held.
+    /// How many have happened, the first ones in the order of their times. None happens while this is held.
     pub fn hold(&self) -> MutexGuard<'_, u64> {
         self.happened.lock().expect("nobody panics with the lock")
     }
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn they_happen_once_in_their_order_and_only_while_time_passes() {
         let list = vec![at(3000, "late"), at(2, "second"), at(1, "first"), at(2, "third")];
-        let (clock, events) = (GuestClock::default(), Events::new(list.clone(), 0));
+        let (clock, events) = (GuestClock::default(), Events::new(list.clone()));
         let mut seen = Vec::new();
         let mut look = |clock: &GuestClock, events: &Events| {
             let left = events.happen(clock, &mut |event| match &event.action {
@@ -75,7 +75,8 @@ mod tests {
         assert!(left.is_some_and(|left| left > Duration::from_secs(2000)), "{left:?}");
         assert_eq!(look(&clock, &events).1, Vec::<String>::new());
         assert_eq!(*events.hold(), 3);
-        let later = Events::new(list, 2);
+        let later = Events::new(list);
+        *later.hold() = 2;
         assert_eq!(look(&clock, &later).1, ["third"], "two had happened at the checkpoint");
     }
 }

@@ -3,7 +3,7 @@
 use crate::{
     Error, Result,
     network::nets,
-    spec::{self, Spec},
+    spec::{self, Event, Spec},
     topology::topology,
 };
 use fermata_disk::Format;
@@ -16,12 +16,14 @@ use std::path::PathBuf;
 /// The machine type of new machines; QEMU puts in the version.
 const MACHINE_TYPE: &str = "q35";
 
-/// The machines of an experiment, by name.
+/// The machines of an experiment, by name, and what happens to them.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Plan {
     pub machines: Vec<MachinePlan>,
     /// What connects them, if anything does.
     pub network: Option<Topology>,
+    /// What happens by itself.
+    pub events: Vec<Event>,
 }
 
 /// A machine and its disks.
@@ -47,12 +49,14 @@ impl Plan {
     pub fn new(spec: &Spec) -> Self {
         let topology = topology(spec);
         let machines = spec.nodes.iter().map(|(name, node)| MachinePlan::new(name, node, nets(&topology, name))).collect();
-        Self { machines, network: (!topology.interfaces.is_empty()).then_some(topology) }
+        Self { machines, network: (!topology.interfaces.is_empty()).then_some(topology), events: spec.events.clone() }
     }
 
     /// The plan of the machines that a checkpoint holds: as they were then, not as the same specification would make them today.
     pub fn of_checkpoint(record: &Record, id: &str) -> Result<Self> {
-        let mut plan = Self::new(&spec_of(record, id)?);
+        let spec: Spec = serde_json::from_value(record.spec.clone())
+            .map_err(|error| Error::BadRecord { id: id.to_owned(), what: format!("the specification in it cannot be read ({error})") })?;
+        let mut plan = Self::new(&spec);
         for machine in &mut plan.machines {
             machine.machine = details(record, id, &machine.machine.name)?.config;
         }
@@ -94,12 +98,6 @@ impl MachinePlan {
 pub(crate) fn part<'a>(record: &'a Record, id: &str, name: &str) -> Result<&'a PartState> {
     let missing = || Error::BadRecord { id: id.to_owned(), what: format!("{name} is not in it") };
     record.parts.iter().find(|part| part.name == name).ok_or_else(missing)
-}
-
-/// The specification in a checkpoint.
-pub(crate) fn spec_of(record: &Record, id: &str) -> Result<Spec> {
-    serde_json::from_value(record.spec.clone())
-        .map_err(|error| Error::BadRecord { id: id.to_owned(), what: format!("the specification in it cannot be read ({error})") })
 }
 
 /// What a checkpoint tells of one of its machines.

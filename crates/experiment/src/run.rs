@@ -4,7 +4,6 @@ use crate::{
     Body, Error, Host, Result,
     body::Blueprint,
     coordinate::{self, Apart, Manner, Moment, Parts, Tentative},
-    events::Events,
     machine_body::Return,
     plan::{self, Plan},
     spec::{Action, Endpoint, Spec},
@@ -25,7 +24,7 @@ use std::{
 /// A checkpoint at an instant that was asked for keeps others from beginning so long before, at least, and prepares so long before, at least.
 const HEAD_START: Duration = Duration::from_secs(1);
 const PREPARE_MIN: Duration = Duration::from_millis(100);
-/// How long an event waits for a guest's agent, and for its command.
+/// How long an event waits for a guest's agent.
 const AGENT_WAIT: Duration = Duration::from_secs(60);
 /// How long a guest may take to boot before it is given its addresses.
 const BOOT_WAIT: Duration = Duration::from_secs(600);
@@ -125,7 +124,6 @@ impl Run {
     /// Boots the machines of an experiment.
     pub fn boot(host: Arc<Host>, spec: &Spec, name: &str, progress: &mut dyn FnMut(&str, Progress)) -> Result<Self> {
         let (body, parts) = Body::boot(&host, &Plan::new(spec), progress)?;
-        body.set_events(Events::new(spec.events.clone(), 0));
         body.resume()?;
         let standing = Standing { branch: name.to_owned(), head: None, machines: body.identities() };
         let run = Self::new(host, spec, name, State::new(body, parts, standing))?;
@@ -220,8 +218,7 @@ impl Run {
         let (of, name, command) = (of.machine().clone(), format!("{}:{machine}", self.name), command.to_owned());
         let work = move || {
             let words = ["/bin/sh".to_owned(), "-c".to_owned(), command.clone()];
-            let done = of.agent().reach(wait, &|| true).and_then(|()| of.agent().execute(&words, None, AGENT_WAIT));
-            match done {
+            match of.agent().execute(&words, None, wait) {
                 Ok(done) if done.status == 0 => tracing::info!("{name}: `{command}` has ended"),
                 Ok(done) => tracing::warn!("{name}: `{command}` ended with {}: {}", done.status, String::from_utf8_lossy(&done.stderr)),
                 Err(error) => tracing::warn!("{name}: `{command}` could not be run: {error}"),
@@ -465,7 +462,6 @@ pub fn travel(host: &Arc<Host>, spare: Body, id: &CheckpointId, record: &Record,
     spare.keep(host.store().hold(id)?);
     let state = Return { host, id, record, eager: how.eager, fresh_randomness: how.fresh_randomness };
     let (parts, details) = spare.restore(&state)?;
-    spare.set_events(Events::new(plan::spec_of(record, &id.short())?.events, record.events));
     if !how.paused {
         spare.depart(&details)?;
     }

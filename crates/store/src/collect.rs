@@ -13,7 +13,7 @@
 //! that nothing names. Who collects or verifies takes turns by a lock that nobody else takes.
 
 use crate::{
-    Error, Progress, Result, Store, hash,
+    Error, Progress, Result, Store, files, hash,
     hold::Present,
     index::Location,
     mark::Marker,
@@ -27,7 +27,7 @@ use heed::RwTxn;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, HashSet},
-    fs::{File, OpenOptions, TryLockError},
+    fs::{File, OpenOptions},
     io,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
@@ -137,13 +137,10 @@ impl Turn {
             file.lock().map_err(Error::io("lock", &path))?;
             return Ok(Self { _file: file });
         }
-        match file.try_lock() {
-            Ok(()) => Ok(Self { _file: file }),
-            Err(TryLockError::WouldBlock) => {
-                Err(Error::refused("another collection or a verification of this store is under way", "wait until it has ended"))
-            }
-            Err(TryLockError::Error(error)) => Err(Error::io("lock", &path)(error)),
+        if !files::locked(&path, || file.try_lock())? {
+            return Err(Error::refused("another collection or a verification of this store is under way", "wait until it has ended"));
         }
+        Ok(Self { _file: file })
     }
 
     /// While this is there, nothing is collected. None where nobody can collect, for the store can only be read.

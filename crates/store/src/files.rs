@@ -8,6 +8,7 @@ use std::{
     os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 use tempfile::TempPath;
 
@@ -149,6 +150,21 @@ pub(crate) fn remove_tree(medium: &dyn Medium, directory: &Path) -> Result<()> {
     }
 }
 
+/// Takes a lock with `try_lock`. False if somebody holds it.
+///
+/// Who has let go of a lock may seem to hold it a little longer: a process that it is just beginning has all its files open until it executes its program.
+pub(crate) fn locked(path: &Path, try_lock: impl Fn() -> std::result::Result<(), TryLockError>) -> Result<bool> {
+    const LOOKS: u32 = 100;
+    for _ in 0..LOOKS {
+        match try_lock() {
+            Ok(()) => return Ok(true),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
+            Err(TryLockError::Error(error)) => return Err(Error::io("lock", path)(error)),
+        }
+    }
+    Ok(false)
+}
+
 /// Removes the files in `tmp/` whose writers are dead: nobody holds their lock.
 pub(crate) fn sweep(medium: &dyn Medium, directory: &Path) -> Result<()> {
     let entries = std::fs::read_dir(directory).map_err(Error::io("list", directory))?;
@@ -160,4 +176,25 @@ pub(crate) fn sweep(medium: &dyn Medium, directory: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_is_let_go_of_soon_is_waited_for() {
+        let held = tempfile::NamedTempFile::new().expect("a file");
+        held.as_file().lock().expect("it can be locked");
+        let again = File::open(held.path()).expect("it is there");
+        let attempt = || locked(held.path(), || again.try_lock()).expect("locks work here");
+        assert!(!attempt(), "it is held");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                held.as_file().unlock().expect("it is locked");
+            });
+            assert!(attempt(), "it was let go of");
+        });
+    }
 }

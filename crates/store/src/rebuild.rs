@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Record, Result, Store,
-    files::{FileSystem, Medium, make_directory, remove_tree},
+    files::{FileSystem, Medium, locked, make_directory, remove_tree},
     index::Index,
     lmdb,
     node::Stored,
@@ -14,7 +14,6 @@ use crate::{
 use fermata_types::{CheckpointId, NodeName, PackId};
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    fs::TryLockError,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -66,12 +65,8 @@ impl Store {
         let sync = |directory: &Path| medium.sync_directory(directory).map_err(Error::io("sync", directory));
         let rename = |from: &Path, to: &Path| medium.rename(from, to).map_err(Error::io("rename", from));
         let lock = open_format(&store, &*medium)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(Error::refused(format!("the store {} is open", store.display()), "end everything that uses it first"));
-            }
-            Err(TryLockError::Error(error)) => return Err(Error::io("lock", &store.join("format"))(error)),
+        if !locked(&store.join("format"), || lock.try_lock())? {
+            return Err(Error::refused(format!("the store {} is open", store.display()), "end everything that uses it first"));
         }
         let (fresh, old, current) = (store.join("index.new"), store.join("index.old"), store.join("index"));
         remove_tree(&*medium, &fresh)?;

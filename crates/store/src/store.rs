@@ -16,7 +16,7 @@ use fermata_types::{BlobName, ImageId, NodeName, PageBuf, PageName, PageNumber, 
 use std::{
     collections::HashMap,
     fmt::Display,
-    fs::{File, TryLockError},
+    fs::File,
     io::Read as _,
     path::{Path, PathBuf},
     sync::{
@@ -167,13 +167,9 @@ impl Store {
 impl Inner {
     fn open(path: &Path, medium: Arc<dyn Medium>) -> Result<Self> {
         let lock = open_format(path, &*medium)?;
-        match lock.try_lock_shared() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let what = format!("the index of the store {} is being built again", path.display());
-                return Err(Error::refused(what, "wait until that has ended"));
-            }
-            Err(TryLockError::Error(error)) => return Err(Error::io("lock", &path.join("format"))(error)),
+        if !files::locked(&path.join("format"), || lock.try_lock_shared())? {
+            let what = format!("the index of the store {} is being built again", path.display());
+            return Err(Error::refused(what, "wait until that has ended"));
         }
         for directory in ["index", "packs", "tmp", "live", "holds"] {
             files::make_directory(&*medium, &path.join(directory))?;

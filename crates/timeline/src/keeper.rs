@@ -74,8 +74,7 @@ pub struct Keeper {
     activity: Mutex<Activity>,
     tally: Mutex<Tally>,
     trouble: Mutex<Option<String>>,
-    clock: Mutex<Option<JoinHandle<()>>>,
-    events: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
     ending: Arc<(Mutex<bool>, Condvar)>,
     /// Numbers the forks without a name.
     forks: AtomicU64,
@@ -97,8 +96,7 @@ impl Keeper {
             activity: Mutex::default(),
             tally: Mutex::default(),
             trouble: Mutex::default(),
-            clock: Mutex::default(),
-            events: Mutex::default(),
+            threads: Mutex::default(),
             ending: Arc::default(),
             forks: AtomicU64::new(1),
             journey: Mutex::new(()),
@@ -147,8 +145,7 @@ impl Keeper {
     fn add(self: &Arc<Self>, run: Run) {
         let run = Arc::new(run);
         self.keep(run);
-        self.start_clock();
-        self.start_events();
+        self.start_threads();
     }
 
     fn keep(&self, run: Arc<Run>) {
@@ -398,7 +395,7 @@ impl Keeper {
         drop(runs);
         if last {
             self.over.store(true, Ordering::Relaxed);
-            self.stop_clock();
+            self.stop_threads();
             self.spares.end();
         }
         for run in ended {
@@ -413,39 +410,37 @@ impl Keeper {
         self.runs.lock().expect("nobody panics with the lock").is_empty()
     }
 
-    fn start_clock(self: &Arc<Self>) {
-        let mut clock = self.clock.lock().expect("nobody panics with the lock");
-        let Some(every) = self.spec.every.filter(|_| clock.is_none()) else { return };
-        let keeper = Arc::downgrade(self);
-        let ending = self.ending.clone();
-        *clock = Some(std::thread::spawn(move || {
-            let mut next = every;
-            let watch = Stopwatch::start();
-            while !wait(&ending, next.saturating_sub(watch.elapsed())) {
-                let Some(keeper) = keeper.upgrade() else { return };
+    /// Begins, once, what goes on by itself: the checkpoints by the clock, and the events.
+    fn start_threads(self: &Arc<Self>) {
+        let mut threads = self.threads.lock().expect("nobody panics with the lock");
+        if !threads.is_empty() {
+            return;
+        }
+        if let Some(every) = self.spec.every {
+            let (watch, mut next) = (Stopwatch::start(), every);
+            threads.push(self.repeat(every, move |keeper| {
                 keeper.tick_guarded();
                 // A checkpoint that took longer than the interval does not make the next ones crowd.
                 next = (next + every).max(watch.elapsed());
-            }
-        }));
+                next.saturating_sub(watch.elapsed())
+            }));
+        }
+        if !self.spec.events.is_empty() {
+            // Runs are paused, taken elsewhere and begun meanwhile.
+            let soonest = |keeper: &Self| keeper.runs().iter().filter_map(|run| run.happen()).min();
+            threads.push(self.repeat(Duration::ZERO, move |keeper| soonest(keeper).map_or(EVENTS_LOOK, |left| left.min(EVENTS_LOOK))));
+        }
     }
 
-    fn start_events(self: &Arc<Self>) {
-        let mut events = self.events.lock().expect("nobody panics with the lock");
-        if self.spec.events.is_empty() || events.is_some() {
-            return;
-        }
-        let keeper = Arc::downgrade(self);
-        let ending = self.ending.clone();
-        *events = Some(std::thread::spawn(move || {
-            let mut next = Duration::ZERO;
+    /// A thread that works after so long, and again after as long as the work says, until all ends.
+    fn repeat(self: &Arc<Self>, mut next: Duration, mut work: impl FnMut(&Self) -> Duration + Send + 'static) -> JoinHandle<()> {
+        let (keeper, ending) = (Arc::downgrade(self), self.ending.clone());
+        std::thread::spawn(move || {
             while !wait(&ending, next) {
                 let Some(keeper) = keeper.upgrade() else { return };
-                let soonest = keeper.runs().iter().filter_map(|run| run.happen()).min();
-                // Runs are paused, taken elsewhere and begun meanwhile.
-                next = soonest.map_or(EVENTS_LOOK, |soonest| soonest.min(EVENTS_LOOK));
+                next = work(&keeper);
             }
-        }));
+        })
     }
 
     /// A panic is a bug of ours. It must not end the clock's thread, after which there would be no checkpoints and no word about it.
@@ -483,15 +478,12 @@ impl Keeper {
         trouble
     }
 
-    fn stop_clock(&self) {
+    fn stop_threads(&self) {
         *self.ending.0.lock().expect("nobody panics with the lock") = true;
         self.ending.1.notify_all();
-        for thread in [&self.clock, &self.events] {
-            if let Some(thread) = thread.lock().expect("nobody panics with the lock").take()
-                && thread.thread().id() != std::thread::current().id()
-            {
-                let _ = thread.join();
-            }
+        let threads = std::mem::take(&mut *self.threads.lock().expect("nobody panics with the lock"));
+        for thread in threads.into_iter().filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
         }
     }
 }
