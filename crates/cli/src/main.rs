@@ -27,6 +27,10 @@ use clap::Parser;
 use out::{Failure, Out};
 use std::{ffi::OsStr, process::ExitCode};
 
+/// A keeper runs for weeks and its threads come and go. The C library's allocator keeps what each of them once held for itself; this one gives it back.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

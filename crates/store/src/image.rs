@@ -97,7 +97,7 @@ impl Store {
             index.write(|write| {
                 for (name, block) in &names {
                     let location = Location::Image { image: entry.number, block: *block };
-                    index.put_new(write, &index.pages, name.as_bytes(), location.encode().as_ref())?;
+                    index.put_new_settled(write, &index.pages, name.as_bytes(), location.encode().as_ref())?;
                 }
                 Ok(())
             })?;

@@ -1,5 +1,7 @@
 //! The index: where everything lies, in LMDB, byte for byte as in `docs/formats/index.md`.
 
+mod trees;
+
 use crate::{
     Error, Result,
     files::Medium,
@@ -7,7 +9,7 @@ use crate::{
     pack::{Kind, name_at, u16_at, u32_at, u64_at},
 };
 use fermata_types::{CheckpointId, ImageId, PackId};
-use heed::{CommitOrAbort, Database, Env, EnvFlags, EnvOpenOptions, MdbError, RoTxn, RwTxn, WithoutTls, types::Bytes};
+use heed::{CommitOrAbort, Env, EnvFlags, EnvOpenOptions, MdbError, RoTxn, RwTxn, WithoutTls, types::Bytes};
 use std::{
     fmt::Display,
     os::unix::fs::MetadataExt,
@@ -15,6 +17,8 @@ use std::{
     sync::Arc,
     time::Duration,
 };
+pub(crate) use trees::Db;
+use trees::Tree;
 
 /// Address space for the index, and so its greatest size. The file is sparse and grows with what is in it; at about 100 bytes a page this is
 /// room for terabytes of pages.
@@ -24,13 +28,29 @@ const READERS_MAX: u32 = 1024;
 /// How long to wait for this very process to finish closing the same index.
 const CLOSING_MAX: Duration = Duration::from_secs(10);
 
-const DATABASES: [&str; 12] =
-    ["pages", "nodes", "blobs", "packs", "pack-numbers", "records", "refs", "images", "meta", "removed", "trash", "hints"];
+const DATABASES: [&str; 14] = [
+    "pages",
+    "nodes",
+    "blobs",
+    "packs",
+    "pack-numbers",
+    "records",
+    "refs",
+    "images",
+    "meta",
+    "removed",
+    "trash",
+    "hints",
+    "fresh-pages",
+    "fresh-nodes",
+];
+/// Fresh entries of a database that may wait to settle: few enough for a tree whose pages many of a commit's entries share.
+const FRESH_MAX: u64 = 16 << 10;
+/// Entries that settle in one transaction: commits of others do not wait long for that.
+const SETTLED_AT_ONCE: usize = 2048;
 const NEXT_PACK: &[u8] = b"next-pack";
 const COLLECTIONS: &[u8] = b"collections";
 const NEXT_IMAGE: &[u8] = b"next-image";
-
-pub(crate) type Db = Database<'static, Bytes, Bytes>;
 
 /// A transaction that only reads. It sees the index as it was when it began, and must not live long.
 pub(crate) type Read<'e> = RoTxn<'e, WithoutTls>;
@@ -146,7 +166,9 @@ impl Index {
             Some(databases) => databases,
             None => create_databases(&env).map_err(error(path))?,
         };
-        let [pages, nodes, blobs, packs, pack_numbers, records, refs, images, meta, removed, trash, hints] = databases;
+        let [pages, nodes, others @ .., fresh_pages, fresh_nodes] = databases;
+        let [blobs, packs, pack_numbers, records, refs, images, meta, removed, trash, hints] = others.map(|tree| Db::new(tree, None));
+        let (pages, nodes) = (Db::new(pages, Some(fresh_pages)), Db::new(nodes, Some(fresh_nodes)));
         let path = path.to_owned();
         Ok(Self { env, medium, path, pages, nodes, blobs, packs, pack_numbers, records, refs, images, meta, removed, trash, hints })
     }
@@ -158,7 +180,7 @@ impl Index {
 
     /// Whether no checkpoint was ever committed, or none is left.
     pub fn is_empty(&self) -> Result<bool> {
-        self.records.is_empty(&*self.read()?).map_err(self.error())
+        Ok(self.count(&*self.read()?, &self.records)? == 0)
     }
 
     pub fn path(&self) -> &Path {
@@ -194,7 +216,12 @@ impl Index {
 
     /// The value that was there already, which then stays.
     pub fn put_new<'t>(&self, write: &'t mut RwTxn<'_>, db: &Db, key: &'t [u8], value: &'t [u8]) -> Result<Option<&'t [u8]>> {
-        db.get_or_put(write, key, value).map_err(self.error())
+        db.put_new(write, key, value).map_err(self.error())
+    }
+
+    /// Puts in what is not there yet, for entries by the thousand.
+    pub fn put_new_settled(&self, write: &mut RwTxn<'_>, db: &Db, key: &[u8], value: &[u8]) -> Result<()> {
+        db.put_new_settled(write, key, value).map_err(self.error())
     }
 
     pub fn delete(&self, write: &mut RwTxn<'_>, db: &Db, key: &[u8]) -> Result<bool> {
@@ -213,12 +240,22 @@ impl Index {
     }
 
     /// Every key and value from `from` on, until `each` returns false.
-    pub fn scan(&self, read: &RoTxn<'_>, db: &Db, from: &[u8], mut each: impl FnMut(&[u8], &[u8]) -> Result<bool>) -> Result<()> {
-        let range = (std::ops::Bound::Included(from), std::ops::Bound::Unbounded);
-        for item in db.range(read, &range).map_err(self.error())? {
-            let (key, value) = item.map_err(self.error())?;
-            if !each(key, value)? {
-                break;
+    pub fn scan(&self, read: &RoTxn<'_>, db: &Db, from: &[u8], each: impl FnMut(&[u8], &[u8]) -> Result<bool>) -> Result<()> {
+        db.scan(read, from, each, self.error())
+    }
+
+    /// Whether so many entries are fresh that they should settle.
+    pub fn is_unsettled(&self) -> Result<bool> {
+        let read = self.read()?;
+        let fresh = [&self.pages, &self.nodes].map(|db| db.fresh(&read).map_err(self.error()));
+        Ok(fresh.into_iter().collect::<Result<Vec<_>>>()?.into_iter().any(|fresh| fresh > FRESH_MAX))
+    }
+
+    /// Settles all entries that are fresh, in steps between which others write.
+    pub fn settle(&self) -> Result<()> {
+        for db in [&self.pages, &self.nodes] {
+            while db.fresh(&*self.read()?).map_err(self.error())? > 0 {
+                self.write(|write| db.settle(write, SETTLED_AT_ONCE).map_err(self.error()))?;
             }
         }
         Ok(())
@@ -345,7 +382,7 @@ impl Index {
         bytes.try_into().map(u32::from_le_bytes).map_err(|_| self.corrupt(what, "its entry is no number"))
     }
 
-    fn error(&self) -> impl FnOnce(heed::Error) -> Error {
+    fn error(&self) -> impl Fn(heed::Error) -> Error {
         error(&self.path)
     }
 }
@@ -396,7 +433,7 @@ fn open_env(path: &Path) -> Result<Env<WithoutTls>> {
 }
 
 /// None unless all databases are there. Takes no write lock, so that opening a store does not wait for a commit.
-fn open_databases(env: &Env<WithoutTls>) -> heed::Result<Option<[Db; DATABASES.len()]>> {
+fn open_databases(env: &Env<WithoutTls>) -> heed::Result<Option<[Tree; DATABASES.len()]>> {
     let opened = env.open_databases_and_commit(env.read_txn()?, |opener, read| -> heed::Result<_> {
         let mut databases = Vec::new();
         for name in DATABASES {
@@ -410,7 +447,7 @@ fn open_databases(env: &Env<WithoutTls>) -> heed::Result<Option<[Db; DATABASES.l
     Ok(opened.commit())
 }
 
-fn create_databases(env: &Env<WithoutTls>) -> heed::Result<[Db; DATABASES.len()]> {
+fn create_databases(env: &Env<WithoutTls>) -> heed::Result<[Tree; DATABASES.len()]> {
     let created = env.create_databases_and_commit(env.write_txn()?, |opener, write| -> heed::Result<_> {
         let databases: Vec<_> =
             DATABASES.iter().map(|name| opener.create_database::<Bytes, Bytes>(write, Some(name))).collect::<heed::Result<_>>()?;
@@ -419,10 +456,9 @@ fn create_databases(env: &Env<WithoutTls>) -> heed::Result<[Db; DATABASES.len()]
     Ok(created.commit().expect("as many databases as names"))
 }
 
-fn error(path: &Path) -> impl FnOnce(heed::Error) -> Error {
-    let path = path.to_owned();
+fn error(path: &Path) -> impl Fn(heed::Error) -> Error {
     move |error| match error {
-        heed::Error::Io(source) => Error::Io { action: "use the index", path, source },
+        heed::Error::Io(source) => Error::Io { action: "use the index", path: path.to_owned(), source },
         heed::Error::Mdb(MdbError::MapFull) => Error::refused(
             format!("the index {} has reached its greatest size", path.display()),
             "remove checkpoints, or start a new store",
@@ -430,10 +466,12 @@ fn error(path: &Path) -> impl FnOnce(heed::Error) -> Error {
         heed::Error::Mdb(MdbError::ReadersFull) => {
             Error::refused(format!("too many readers use the index {} at once", path.display()), "end some and try again")
         }
-        heed::Error::Mdb(MdbError::VersionMismatch) => Error::Unsupported { path, what: "another version of LMDB's format".into() },
+        heed::Error::Mdb(MdbError::VersionMismatch) => {
+            Error::Unsupported { path: path.to_owned(), what: "another version of LMDB's format".into() }
+        }
         heed::Error::EnvAlreadyOpened => {
             Error::refused(format!("the index {} is already open in this process by another path", path.display()), "close it first")
         }
-        other => Error::corrupt(&path, None, "the index", other.to_string()),
+        other => Error::corrupt(path, None, "the index", other.to_string()),
     }
 }

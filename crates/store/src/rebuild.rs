@@ -132,6 +132,7 @@ fn fill(fresh: &Path, shelf: &Path, kept: Kept, medium: &Arc<dyn Medium>) -> Res
         kept.removed.iter().try_for_each(|(id, parent)| removed::enter(&index, write, id, parent.as_ref()))?;
         all.iter().try_for_each(|(key, id)| index.put(write, &index.refs, key, id.as_bytes()))
     })?;
+    index.settle()?;
     Ok(rebuilt)
 }
 

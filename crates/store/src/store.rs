@@ -7,7 +7,7 @@ use crate::{
     files::{self, FileSystem, Medium},
     hash,
     image_names::ImageNames,
-    index::{Db, Index, Location},
+    index::{self, Index, Location},
     node::Stored,
     pack::{Frame, Kind, PackFile},
     table::{self, Loaded, Nodes},
@@ -21,7 +21,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, LazyLock, Mutex, RwLock, Weak,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
 
@@ -55,6 +55,8 @@ pub(crate) struct Inner {
     packs: Cache<u32, Arc<PackFile>>,
     /// The number of collections as of when the caches were last emptied.
     collections: AtomicU32,
+    /// Fresh entries of the index are settling.
+    settling: AtomicBool,
     /// Held shared while the store is open.
     _lock: File,
 }
@@ -200,8 +202,23 @@ impl Inner {
             frames: Cache::new(FRAMES_CACHED),
             packs: Cache::new(PACKS_CACHED),
             collections: AtomicU32::new(collections),
+            settling: AtomicBool::new(false),
             _lock: lock,
         })
+    }
+
+    /// Settles the fresh entries of the index if there are many. Nobody waits for that, and nothing is lost if it fails.
+    pub fn settle_soon(self: &Arc<Self>) {
+        if !self.index.is_unsettled().unwrap_or(false) || self.settling.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let inner = self.clone();
+        std::thread::spawn(move || {
+            if let Err(error) = inner.index.settle() {
+                tracing::warn!("fresh entries of the index stay apart for now: {error}");
+            }
+            inner.settling.store(false, Ordering::Relaxed);
+        });
     }
 
     pub fn shelf(&self) -> PathBuf {
@@ -273,7 +290,13 @@ impl Inner {
 
     /// Reads an object where the index says that it lies. A collection may move it between the look and the reading: then it is read where it
     /// lies now.
-    fn read_object<T>(&self, db: &Db, name: &[u8; 32], what: &dyn Display, mut read: impl FnMut(Location) -> Result<T>) -> Result<T> {
+    fn read_object<T>(
+        &self,
+        db: &index::Db,
+        name: &[u8; 32],
+        what: &dyn Display,
+        mut read: impl FnMut(Location) -> Result<T>,
+    ) -> Result<T> {
         let locate = || -> Result<Location> {
             self.index.location(&*self.index.read()?, db, name, what)?.ok_or_else(|| self.not_in_a_pack(None, what))
         };

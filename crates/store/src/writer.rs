@@ -243,6 +243,7 @@ impl Writer {
             return Err(error);
         }
         nodes.into_iter().for_each(|(name, node)| inner.nodes.insert(name, node));
+        inner.settle_soon();
         Ok(hold)
     }
 

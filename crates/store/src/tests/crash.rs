@@ -60,6 +60,9 @@ fn a_crash_loses_nothing_permanent_and_shows_nothing_half_made() {
     for step in 1..4 {
         head = Some(grow(&store, head, step).unwrap());
         marks.push(recorder.count());
+        if step == 2 {
+            store.0.index.settle().unwrap();
+        }
         // And one that is given up.
         store.writer().unwrap().put_page(&page(900 + step)).unwrap();
     }
@@ -157,7 +160,10 @@ fn a_removal_and_a_collection_may_be_interrupted_anywhere() {
     let ids: Vec<_> = {
         let store = Store::open(&path).unwrap();
         let mut head = None;
-        (1..7).map(|step| *head.insert(grow_by_half(&store, head, step))).collect()
+        let mut grow = |step| *head.insert(grow_by_half(&store, head, step));
+        let settled: Vec<_> = (1..4).map(&mut grow).collect();
+        store.0.index.settle().unwrap();
+        settled.into_iter().chain((4..7).map(grow)).collect()
     };
     let collect = |store: &Store| {
         let options = CollectOptions { rewrite_below: 100, ..CollectOptions::default() };

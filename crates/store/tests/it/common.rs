@@ -45,18 +45,6 @@ pub fn memory_dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-/// Builds the index again. A child that another test begins has all our files open until it runs its program, the lock of a store that was
-/// just closed too: then it is tried again.
-pub fn rebuild(store: &Path) -> fermata_store::Rebuilt {
-    for _ in 0..1000 {
-        match Store::rebuild_index(store) {
-            Err(fermata_store::Error::Refused { .. }) => std::thread::sleep(std::time::Duration::from_millis(10)),
-            rebuilt => return rebuilt.unwrap(),
-        }
-    }
-    panic!("the store {} stays open", store.display());
-}
-
 /// A record with one RAM.
 pub fn record_of(parent: Option<CheckpointId>, branch: &str, message: &str, ram: Root) -> Record {
     let mut record = record(parent, branch, message);

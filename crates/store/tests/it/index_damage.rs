@@ -232,7 +232,7 @@ fn an_index_cut_short_or_foreign_is_refused_with_the_way_out_and_built_again() {
         }
     }
     assert!(refused > 15 && refused + unused > original.len() / 4096 - 12, "{refused} refused, {unused} not in use");
-    assert!(rebuild(&path).damaged.is_empty());
+    assert!(Store::rebuild_index(&path).unwrap().damaged.is_empty());
     read_all(&path).unwrap();
 }
 
@@ -252,7 +252,7 @@ fn a_rebuild_takes_tags_out_of_an_index_that_is_damaged_elsewhere() {
             continue;
         }
         damaged += 1;
-        assert_eq!(rebuild(&path).checkpoints, 4);
+        assert_eq!(Store::rebuild_index(&path).unwrap().checkpoints, 4);
         let store = Store::open(&path).unwrap();
         let tags = store.tags("lab").unwrap();
         kept += usize::from(tags.get("good") == Some(&ids[1]) && store.branch("lab", "side").unwrap() == Some(ids[2]));

@@ -83,7 +83,7 @@ fn processes_write_at_once_and_each_sees_the_others_pages() {
     assert_eq!(store.branches("lab").unwrap().len(), 3);
     check(&store);
     drop(store);
-    assert_eq!(rebuild(&path).checkpoints, 45);
+    assert_eq!(Store::rebuild_index(&path).unwrap().checkpoints, 45);
     check(&Store::open(&path).unwrap());
 }
 

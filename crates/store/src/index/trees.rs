@@ -1,0 +1,210 @@
+//! The databases of the index, each one tree of LMDB's or two.
+//!
+//! Names are hashes, so in a large tree each new one falls on a page of its own, and a commit would write more pages the more the store holds. So
+//! what is new in the two large databases first goes to a small tree beside the large one, and settles later: many entries at once, in the order of
+//! their keys, so that neighbours share pages. See `docs/decisions/0022-fresh-entries.md`.
+
+use heed::{Database, RoTxn, RwTxn, types::Bytes};
+use std::ops::Bound;
+
+/// One tree of LMDB's.
+pub(crate) type Tree = Database<'static, Bytes, Bytes>;
+
+/// Keys and values in the order of the keys. A key is in one of the trees.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Db {
+    settled: Tree,
+    /// What came of late, in a database that new entries are put aside for.
+    fresh: Option<Tree>,
+}
+
+impl Db {
+    /// With a tree for fresh entries, or without.
+    pub fn new(settled: Tree, fresh: Option<Tree>) -> Self {
+        Self { settled, fresh }
+    }
+
+    pub fn get<'t>(&self, read: &'t RoTxn<'_>, key: &[u8]) -> heed::Result<Option<&'t [u8]>> {
+        if let Some(fresh) = self.fresh
+            && let Some(value) = fresh.get(read, key)?
+        {
+            return Ok(Some(value));
+        }
+        self.settled.get(read, key)
+    }
+
+    pub fn put(&self, write: &mut RwTxn<'_>, key: &[u8], value: &[u8]) -> heed::Result<()> {
+        match self.fresh {
+            Some(fresh) if self.settled.get(write, key)?.is_none() => fresh.put(write, key, value),
+            _ => self.settled.put(write, key, value),
+        }
+    }
+
+    /// The value that was there already, which then stays.
+    pub fn put_new<'t>(&self, write: &'t mut RwTxn<'_>, key: &'t [u8], value: &'t [u8]) -> heed::Result<Option<&'t [u8]>> {
+        match self.fresh {
+            Some(_) if self.settled.get(write, key)?.is_some() => self.settled.get(write, key),
+            Some(fresh) => fresh.get_or_put(write, key, value),
+            None => self.settled.get_or_put(write, key, value),
+        }
+    }
+
+    /// Like `put_new`, for entries by the thousand, which settle at once.
+    pub fn put_new_settled(&self, write: &mut RwTxn<'_>, key: &[u8], value: &[u8]) -> heed::Result<()> {
+        match self.get(write, key)? {
+            Some(_) => Ok(()),
+            None => self.settled.put(write, key, value),
+        }
+    }
+
+    pub fn delete(&self, write: &mut RwTxn<'_>, key: &[u8]) -> heed::Result<bool> {
+        let fresh = self.fresh.map(|fresh| fresh.delete(write, key)).transpose()?.unwrap_or(false);
+        Ok(self.settled.delete(write, key)? || fresh)
+    }
+
+    pub fn len(&self, read: &RoTxn<'_>) -> heed::Result<u64> {
+        Ok(self.settled.len(read)? + self.fresh(read)?)
+    }
+
+    /// How many entries have yet to settle.
+    pub fn fresh(&self, read: &RoTxn<'_>) -> heed::Result<u64> {
+        self.fresh.map_or(Ok(0), |fresh| fresh.len(read))
+    }
+
+    /// Every key and value from `from` on, in order, until `each` returns false. LMDB's errors become the caller's by `error`.
+    pub fn scan<E>(
+        &self,
+        read: &RoTxn<'_>,
+        from: &[u8],
+        mut each: impl FnMut(&[u8], &[u8]) -> Result<bool, E>,
+        error: impl Fn(heed::Error) -> E,
+    ) -> Result<(), E> {
+        let range = (Bound::Included(from), Bound::Unbounded);
+        let mut settled = self.settled.range(read, &range).map_err(&error)?;
+        let mut fresh = self.fresh.map(|fresh| fresh.range(read, &range)).transpose().map_err(&error)?;
+        let mut next_settled = || settled.next().transpose().map_err(&error);
+        let mut next_fresh = || fresh.as_mut().and_then(Iterator::next).transpose().map_err(&error);
+        let mut heads = (next_settled()?, next_fresh()?);
+        loop {
+            let (key, value) = match heads {
+                (None, None) => return Ok(()),
+                (Some(settled), fresh) if fresh.is_none_or(|fresh| settled.0 < fresh.0) => {
+                    heads.0 = next_settled()?;
+                    settled
+                }
+                (_, fresh) => {
+                    heads.1 = next_fresh()?;
+                    fresh.expect("one of the two is there")
+                }
+            };
+            if !each(key, value)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Settles so many entries at most, those with the lowest keys.
+    pub fn settle(&self, write: &mut RwTxn<'_>, most: usize) -> heed::Result<()> {
+        let Some(fresh) = self.fresh else { return Ok(()) };
+        let own = |(key, value): (&[u8], &[u8])| (key.to_vec(), value.to_vec());
+        let entries = fresh.iter(write)?.take(most).map(|entry| entry.map(own)).collect::<heed::Result<Vec<_>>>()?;
+        for (key, value) in &entries {
+            self.settled.put(write, key, value)?;
+        }
+        if let Some((last, _)) = entries.last() {
+            fresh.delete_range(write, &(Bound::Unbounded, Bound::Included(last.as_slice())))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use heed::{CommitOrAbort, EnvOpenOptions};
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    #[derive(Debug, Clone)]
+    enum Op {
+        Put(u8, u8),
+        PutNew(u8, u8),
+        PutNewSettled(u8, u8),
+        Delete(u8),
+        Settle(usize),
+    }
+
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let op = prop_oneof![
+            (0..40u8, any::<u8>()).prop_map(|(key, value)| Op::Put(key, value)),
+            (0..40u8, any::<u8>()).prop_map(|(key, value)| Op::PutNew(key, value)),
+            (0..40u8, any::<u8>()).prop_map(|(key, value)| Op::PutNewSettled(key, value)),
+            (0..40u8).prop_map(Op::Delete),
+            (1..9usize).prop_map(Op::Settle),
+        ];
+        prop::collection::vec(op, 0..80)
+    }
+
+    fn env(directory: &std::path::Path) -> heed::Env {
+        // SAFETY: the directory is this test's own.
+        #[allow(unsafe_code)]
+        unsafe { EnvOpenOptions::new().map_size(1 << 20).max_dbs(2).open(directory) }.unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn two_trees_are_one_map(ops in ops()) {
+            let directory = tempfile::tempdir().unwrap();
+            let env = env(directory.path());
+            let created = env.create_databases_and_commit(env.write_txn().unwrap(), |opener, write| {
+                let settled = opener.create_database::<Bytes, Bytes>(write, Some("settled"))?;
+                let fresh = opener.create_database::<Bytes, Bytes>(write, Some("fresh"))?;
+                Ok::<_, heed::Error>(CommitOrAbort::<_, ()>::Commit([settled, fresh]))
+            });
+            let [settled, fresh] = created.unwrap().commit().unwrap();
+            let db = Db::new(settled, Some(fresh));
+            let mut write = env.write_txn().unwrap();
+            let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+            for op in ops {
+                match op {
+                    Op::Put(key, value) => {
+                        db.put(&mut write, &[key], &[value]).unwrap();
+                        model.insert(vec![key], vec![value]);
+                    }
+                    Op::PutNew(key, value) => {
+                        let before = db.put_new(&mut write, &[key], &[value]).unwrap().map(<[u8]>::to_vec);
+                        prop_assert_eq!(&before, &model.get([key].as_slice()).cloned());
+                        model.entry(vec![key]).or_insert(vec![value]);
+                    }
+                    Op::PutNewSettled(key, value) => {
+                        db.put_new_settled(&mut write, &[key], &[value]).unwrap();
+                        model.entry(vec![key]).or_insert(vec![value]);
+                    }
+                    Op::Delete(key) => {
+                        prop_assert_eq!(db.delete(&mut write, &[key]).unwrap(), model.remove([key].as_slice()).is_some());
+                    }
+                    Op::Settle(most) => {
+                        let before = db.fresh(&write).unwrap();
+                        db.settle(&mut write, most).unwrap();
+                        prop_assert_eq!(db.fresh(&write).unwrap(), before.saturating_sub(most as u64));
+                    }
+                }
+                prop_assert_eq!(db.len(&write).unwrap(), model.len() as u64);
+            }
+            for from in [0u8, 17] {
+                let mut seen = Vec::new();
+                let mut note = |key: &[u8], value: &[u8]| Ok::<_, heed::Error>({
+                    seen.push((key.to_vec(), value.to_vec()));
+                    true
+                });
+                db.scan(&write, &[from], &mut note, |error| error).unwrap();
+                let wanted: Vec<_> = model.range(vec![from]..).map(|(key, value)| (key.clone(), value.clone())).collect();
+                prop_assert_eq!(seen, wanted);
+            }
+            for key in 0..40u8 {
+                prop_assert_eq!(db.get(&write, &[key]).unwrap(), model.get([key].as_slice()).map(Vec::as_slice));
+            }
+        }
+    }
+}
