@@ -10,6 +10,7 @@
 //! - [`probe`]: what this kernel lets us do
 //! - [`writeback`]: whether written files could be kept
 //! - [`lock`], [`signals`]: how processes know of each other's lives and ends
+//! - [`priority`]: who goes first
 //! - [`clock`], [`random`]: the only places where time and randomness come in; [`timer`]: how to wait for an instant
 //!
 //! It knows no guest, no page table of ours and no store.
@@ -25,6 +26,7 @@ pub mod mapping;
 pub mod maps;
 pub mod memory_file;
 pub mod pagemap;
+pub mod priority;
 pub mod probe;
 pub mod random;
 pub mod signals;

@@ -6,7 +6,7 @@
 //! the store. Pages come in write-protected, so the tracker takes them for what they are: clean.
 
 use crate::{Error, Result, faults::Memory};
-use fermata_linux::Installed;
+use fermata_linux::{Installed, priority};
 use fermata_store::Store;
 use fermata_types::{PAGE_SIZE, PageNumber, PageSet, Root};
 use std::{
@@ -82,8 +82,16 @@ impl Pager {
     pub fn fill_behind(&self, first: Vec<PageNumber>, remember: impl FnOnce(Vec<PageNumber>) + Send + 'static) -> mpsc::Sender<()> {
         let (go_on, told) = mpsc::channel();
         let shared = self.shared.clone();
+        let early = std::thread::spawn({
+            let shared = shared.clone();
+            move || {
+                // Meanwhile the devices are loaded, and somebody waits for those.
+                priority::go_last();
+                shared.fill_first(first)
+            }
+        });
         let fill = move || {
-            shared.fill_first(first)?;
+            early.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             if told.recv().is_ok() {
                 shared.fill()?;
                 remember(shared.touched_first.lock().expect("nobody panics with the lock").clone());
