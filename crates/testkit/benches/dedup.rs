@@ -87,7 +87,12 @@ fn main() {
             let name = format!("{}: {what} deduplicated", load.name);
             let mark = ("no less than the thesis's method on the same pages", mean.share >= rival);
             report.mark(&name, mean.share, "%", Some(("by hash alone, as the thesis does it", rival)), mark);
-            report.tell(&format!("{name}, beside table 6.1"), mean.share, "%", Some((&format!("thesis, {}", load.thesis_name), thesis.share)));
+            report.tell(
+                &format!("{name}, beside table 6.1"),
+                mean.share,
+                "%",
+                Some((&format!("thesis, {}", load.thesis_name), thesis.share)),
+            );
             let numbers = [mean.count, mean.share, mean.within, mean.across, mean.on_disk, thesis.count, thesis.share];
             shares.rows.push(row_of(load.name, what, &numbers));
             let mib = |of: fn(&PageCounts) -> u64| counts.iter().map(of).sum::<u64>() as f64 * PAGE_SIZE as f64 / MIB;
@@ -108,7 +113,9 @@ fn main() {
     report.tables = vec![shares, spaces, distances];
     report.note("as in the thesis, pages of zeros are not counted at all; the averages leave the first checkpoint out, the space has it");
     report.note("the thesis knows duplicates within a checkpoint and of earlier ones; here a page may also lie on the golden image, and is not stored");
-    report.note("all pages that were written count, those too that are free in the guest (`free: keep`), for the thesis knows nothing of them");
+    report.note(
+        "all pages that were written count, those too that are free in the guest (`free: keep`), for the thesis knows nothing of them",
+    );
     report.note("2 GiB and one processor, as in the thesis; the thesis's loads ran under KVM on real hardware, so they wrote more in 2 s");
     report.print();
 }

@@ -1,15 +1,21 @@
 //! The strongest proof of transparency there is: with one tick an instruction, a run that was checkpointed many times and restored on the way ends with the
 //! very same RAM, byte for byte, as one that was left alone.
+//!
+//! 20 checkpoints; 50, of a run that is as much longer, with `FERMATA_LONG=1`.
 
 use fermata_experiment::{Journey, Run, Status};
 use fermata_testkit::{Bench, Snapshot, bench::await_console, guests, oracle::differing};
-use std::time::Duration;
+use std::{env, time::Duration};
 
 const END: Duration = Duration::from_secs(240);
-const CHECKPOINTS: usize = 50;
+
+/// How many checkpoints, and how many steps of work.
+fn length() -> (usize, u32) {
+    if env::var_os("FERMATA_LONG").is_some() { (50, 30) } else { (20, 12) }
+}
 
 fn closed() -> Bench {
-    Bench::new(&guests::tiny("closed", "fermata.run=det", "    deterministic: true\n"))
+    Bench::new(&guests::tiny("closed", &format!("fermata.run=det:{}", length().1), "    deterministic: true\n"))
 }
 
 /// Waits until the guest has halted, its processor waiting for ever with interrupts off, and stops the machine.
@@ -23,17 +29,18 @@ fn end(run: &Run) -> Snapshot {
 }
 
 #[test]
-fn fifty_checkpoints_and_a_restore_leave_no_trace() {
+fn checkpoints_and_a_restore_leave_no_trace() {
     let undisturbed = closed();
     let reference = undisturbed.boot();
     let bench = closed();
     let run = bench.boot();
     let mut middle = None;
-    for number in 0..CHECKPOINTS {
+    let checkpoints = length().0;
+    for number in 0..checkpoints {
         std::thread::sleep(Duration::from_millis(250));
         assert_eq!(run.body().machine().status(), Status::Running, "the guest ended before checkpoint {number}: make it work longer");
         let checkpoint = run.checkpoint(None).expect("a checkpoint");
-        if number == CHECKPOINTS / 2 {
+        if number == checkpoints / 2 {
             middle = Some(checkpoint);
         }
     }
@@ -41,6 +48,6 @@ fn fifty_checkpoints_and_a_restore_leave_no_trace() {
     let restored = bench.arrive("restored", &id, &record, Journey { eager: false, paused: false, fresh_randomness: false });
     let (reference, run, restored) = (end(&reference), end(&run), end(&restored));
     // The devices' states tell which process it was; RAM is the guest's.
-    assert_eq!(differing(&reference.ram, &run.ram), Vec::<usize>::new(), "pages differ after {CHECKPOINTS} checkpoints");
+    assert_eq!(differing(&reference.ram, &run.ram), Vec::<usize>::new(), "pages differ after {checkpoints} checkpoints");
     assert_eq!(differing(&reference.ram, &restored.ram), Vec::<usize>::new(), "pages differ after a restore");
 }
