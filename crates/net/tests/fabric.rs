@@ -6,7 +6,8 @@ mod driver;
 use driver::{DATA, Descriptor, Driver, HIGH, INDIRECT, NEXT, RAM, RING, WRITE, file_offset, new_ram};
 use fermata_linux::clock::monotonic;
 use fermata_net::{
-    Change, Clock, Fabric, Interface, InterfaceId, Lan, Link, Mac, NicOptions, Port, Reshape, Shape, Snapshot, Topology, World,
+    Block, CAPTURES_MAX, Capture, Change, Clock, Fabric, Interface, InterfaceId, Lan, Link, Mac, NicOptions, Port, Reshape, Shape,
+    Snapshot, Topology, Way, World, pcapng,
 };
 use fermata_types::{PAGE_SIZE, PageNumber, VirtualTime};
 use fermata_vhost::{DirtyPages, MemoryWatch, Region, WriteWatch};
@@ -206,6 +207,71 @@ fn frames_come_as_they_were_sent() {
     assert!(a.hears_nothing() && b.hears_nothing());
     let [sent, _] = bench.fabric.look(|world| world.counters(InterfaceId(0)).unwrap());
     assert_eq!((sent.sent.frames, sent.arrived.frames), (5, 5));
+}
+
+/// What a capture has: interface, way, time, and the number that the frame has.
+fn captured(capture: &Capture) -> Vec<(u32, Way, VirtualTime, u32)> {
+    let bytes = capture.read(Duration::ZERO);
+    let (mut rest, mut packets) = (&bytes[..], Vec::new());
+    while let Some((block, length)) = pcapng::read(rest).unwrap() {
+        let Block::Packet(packet) = block else { panic!("{block:?}") };
+        let number = u32::from_le_bytes(packet.frame[14..18].try_into().unwrap());
+        packets.push((packet.interface, packet.way, packet.at, number));
+        rest = &rest[length..];
+    }
+    packets
+}
+
+#[test]
+fn a_capture_has_what_goes_through_its_interfaces_and_goes_on_elsewhere() {
+    const HOUR: u64 = 3_600_000_000_000;
+    let topology = lan(3);
+    let bench = Bench::new(&topology);
+    let (mut a, mut b, mut c) = (bench.guest(0), bench.guest(1), bench.guest(2));
+    [&mut a, &mut b, &mut c].into_iter().for_each(|guest| guest.lay(16));
+    let of = |interfaces: &[usize]| Arc::new(Capture::new(interfaces.iter().map(|at| topology.interfaces[*at].clone()).collect(), None));
+    let (both, third, brief) = (of(&[0, 1]), of(&[2]), of(&[0]));
+    assert!(bench.fabric.capture(&both, None) && bench.fabric.capture(&third, Some(Duration::from_nanos(HOUR))));
+    assert!(bench.fabric.capture(&brief, Some(Duration::ZERO)));
+    // Everybody gets the first one, for nobody knows the second machine yet.
+    a.send(&[frame(1, 0, 1, 60)]);
+    b.receive(1);
+    c.receive(1);
+    b.send(&[frame(0, 1, 2, 60)]);
+    a.receive(1);
+    let seen = captured(&both);
+    let (sent, received) = (Way::Sent, Way::Received);
+    let order: Vec<_> = seen.iter().map(|(interface, way, _, number)| (*interface, *way, *number)).collect();
+    assert_eq!(order, [(0, sent, 1), (1, received, 1), (1, sent, 2), (0, received, 2)]);
+    assert!(seen.is_sorted_by_key(|(_, _, at, _)| *at) && seen[3].2 <= bench.fabric.clock().now());
+    assert_eq!(captured(&third).len(), 1);
+    assert!(captured(&brief).is_empty() && !bench.fabric.feeds(&brief));
+
+    // A journey to an hour later, in another body.
+    bench.fabric.freeze();
+    bench.fabric.clock().stop();
+    let later = Bench::frozen(&topology, None);
+    later.fabric.share_captures(&bench.fabric);
+    let at = VirtualTime::from_ns(bench.fabric.clock().now().ns + HOUR);
+    later.fabric.restore(Snapshot { at, ..bench.fabric.snapshot() });
+    later.fabric.thaw();
+    let (mut a, mut b) = (later.guest(0), later.guest(1));
+    b.lay(16);
+    a.send(&[frame(1, 0, 3, 60)]);
+    b.receive(1);
+    let seen = captured(&both);
+    assert_eq!(
+        seen.iter().map(|(interface, way, _, number)| (*interface, *way, *number)).collect::<Vec<_>>(),
+        [(0, sent, 3), (1, received, 3)]
+    );
+    assert!(seen[0].2 >= at);
+    assert!(later.fabric.feeds(&both) && later.fabric.feeds(&third), "what was left of the time is left");
+    assert!(!later.fabric.feeds(&brief));
+
+    drop((third, brief));
+    let more: Vec<_> = (0..CAPTURES_MAX).map(|_| of(&[0])).collect();
+    let begun: Vec<_> = more.iter().map(|capture| later.fabric.capture(capture, None)).collect();
+    assert_eq!(begun, [vec![true; CAPTURES_MAX - 1], vec![false]].concat(), "places of those that ended are free");
 }
 
 #[test]
