@@ -13,9 +13,9 @@ use fermata_types::{PAGE_SIZE, PageNumber, VirtualTime};
 use fermata_vhost::{DirtyPages, MemoryWatch, Region, WriteWatch};
 use std::{
     fs::File,
-    io,
+    io::{self, Read, Write},
     ops::Range,
-    os::unix::fs::FileExt,
+    os::unix::{fs::FileExt, net::UnixStream},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -274,6 +274,26 @@ fn a_capture_has_what_goes_through_its_interfaces_and_goes_on_elsewhere() {
     assert_eq!(begun, [vec![true; CAPTURES_MAX - 1], vec![false]].concat(), "places of those that ended are free");
 }
 
+/// QEMU enables the rings before it says which features it takes. QEMU 7 waits for no answer, QEMU 10 does.
+#[test]
+fn whoever_waits_for_an_answer_gets_one() {
+    const GET_FEATURES: u32 = 1;
+    const SET_VRING_ENABLE: u32 = 18;
+    let bench = Bench::new(&pair(Shape::default()));
+    let mut stream = UnixStream::connect(bench.dir.path().join("net0.sock")).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut say = |words: &[u32]| stream.write_all(&words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>()).unwrap();
+    for (ring, flags) in [(0, 1), (1, 1 | 8)] {
+        say(&[SET_VRING_ENABLE, flags, 8, ring, 1]);
+    }
+    say(&[GET_FEATURES, 1, 0]);
+    let mut answers = [0; 40];
+    stream.read_exact(&mut answers).unwrap();
+    let word = |at: usize| u32::from_ne_bytes(answers[4 * at..4 * at + 4].try_into().unwrap());
+    assert_eq!([0, 1, 2, 3, 4].map(word), [SET_VRING_ENABLE, 1 | 4, 8, 0, 0]);
+    assert_eq!([5, 6, 7].map(word), [GET_FEATURES, 1 | 4, 8]);
+}
+
 #[test]
 fn a_guest_without_buffers_gets_its_frames_when_it_has_some() {
     let bench = Bench::new(&pair(Shape::default()));
@@ -487,6 +507,8 @@ fn memory_is_brought_in_before_it_is_touched_and_reported_after() {
     b.send(&[frame(0, 1, 2, 1500)]);
     assert_eq!(a.receive(1), [frame(0, 1, 2, 1500)]);
     assert!(!before(target), "the page was brought in");
+    // Whoever handed the frame over has then ended its turn, and noted all of it.
+    bench.fabric.freeze();
     let dirty = bench.dirty[0].take();
     // Starting a ring, the server says in its used ring whether it wants to be kicked.
     let [used, of_sender] = [driver::USED, driver::USED + driver::RING_STRIDE].map(|at| at / PAGE_SIZE as u64);
