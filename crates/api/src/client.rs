@@ -3,15 +3,18 @@
 use crate::{
     service::{BODY_BYTES_MAX, EXEC_BODY_BYTES_MAX, Service},
     values::{
-        Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, GotoRequest, LinkEnd,
-        LinkRequest, Metric, Problem, Resumed, Run, RunRequest,
+        Activity, CaptureRequest, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest,
+        GotoRequest, LinkEnd, LinkRequest, Metric, Problem, Resumed, Run, RunRequest,
     },
 };
-use reqwest::blocking::RequestBuilder;
+use reqwest::{
+    StatusCode,
+    blocking::{RequestBuilder, Response},
+};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     error::Error,
-    io::Read,
+    io::{self, Read},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     time::Duration,
@@ -19,6 +22,8 @@ use std::{
 
 /// A keeper that cannot say in this time what it does hangs. Requests that do something have no limit.
 const STATUS_TIME_MAX: Duration = Duration::from_secs(60);
+/// Of a capture that is read at once.
+const PIECE_BYTES: usize = 64 << 10;
 const ACTIVITY_TIME_MAX: Duration = Duration::from_secs(5);
 /// An answer longer than this is none. The longest carries twice 16 MiB of a command's output, where a character takes up to six.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
@@ -64,24 +69,40 @@ impl Client {
         if body.len() > bytes_max {
             return Err(Problem::new(format!("the request is too long: {} bytes as JSON, at most {bytes_max} are taken", body.len())));
         }
-        self.send(self.http.post(url(path)).header("content-type", "application/json").body(body))
+        self.send(self.posted(path, body))
+    }
+
+    fn posted(&self, path: &str, body: Vec<u8>) -> RequestBuilder {
+        self.http.post(url(path)).header("content-type", "application/json").body(body)
     }
 
     fn send<A: DeserializeOwned>(&self, request: RequestBuilder) -> Result<A, Problem> {
+        let response = self.begin(request)?;
+        let status = response.status();
+        serde_json::from_slice(&self.whole(response)?).map_err(|error| self.strange(status, &error))
+    }
+
+    /// An answer that is no refusal, not yet read.
+    fn begin(&self, request: RequestBuilder) -> Result<Response, Problem> {
         let response = request.send().map_err(|error| self.broken(&error))?;
         let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        Err(serde_json::from_slice(&self.whole(response)?).unwrap_or_else(|error| self.strange(status, &error)))
+    }
+
+    fn whole(&self, response: Response) -> Result<Vec<u8>, Problem> {
         let mut body = Vec::new();
         response.take(ANSWER_BYTES_MAX).read_to_end(&mut body).map_err(|error| self.broken(&error))?;
-        let strange = |error: serde_json::Error| {
-            Problem::new(format!(
-                "the keeper on {} answered {status} with something else than expected ({error}). Is it of another version? `fermata down` and `fermata goto ID` start a new one",
-                self.socket.display()
-            ))
-        };
-        if status.is_success() {
-            return serde_json::from_slice(&body).map_err(strange);
-        }
-        Err(serde_json::from_slice::<Problem>(&body).unwrap_or_else(strange))
+        Ok(body)
+    }
+
+    fn strange(&self, status: StatusCode, error: &serde_json::Error) -> Problem {
+        Problem::new(format!(
+            "the keeper on {} answered {status} with something else than expected ({error}). Is it of another version? `fermata down` and `fermata goto ID` start a new one",
+            self.socket.display()
+        ))
     }
 
     fn broken(&self, error: &(dyn Error + 'static)) -> Problem {
@@ -150,6 +171,21 @@ impl Service for Client {
 
     fn link(&self, request: LinkRequest) -> Result<Vec<LinkEnd>, Problem> {
         self.post("link", &request)
+    }
+
+    fn capture(&self, request: CaptureRequest, take: &mut dyn FnMut(&[u8]) -> bool) -> Result<(), Problem> {
+        let body = serde_json::to_vec(&request).map_err(|error| Problem::new(format!("cannot send the request: {error}")))?;
+        let mut response = self.begin(self.posted("capture", body))?;
+        let mut piece = vec![0; PIECE_BYTES];
+        loop {
+            match response.read(&mut piece) {
+                Ok(0) => return Ok(()),
+                Ok(read) if take(&piece[..read]) => {}
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.broken(&error)),
+            }
+        }
     }
 
     /// The keeper hears of it when this process ends, and waits no longer.

@@ -1,12 +1,13 @@
 //! The keeper's desk: where requests are turned into calls.
 
 use crate::{
+    captures,
     convert::{self, problem},
     links, metrics, paths,
     service::Service,
     values::{
-        self, Activity, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ExperimentState, ForkRequest,
-        GotoRequest, LinkEnd, LinkRequest, Metric, Problem, Resumed, RunRequest,
+        self, Activity, CaptureRequest, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment,
+        ExperimentState, ForkRequest, GotoRequest, LinkEnd, LinkRequest, Metric, Problem, Resumed, RunRequest,
     },
 };
 use fermata_experiment::{Asked, Body, MachineBody, Run, Status, When};
@@ -97,6 +98,10 @@ impl Service for Desk {
     fn link(&self, request: LinkRequest) -> Result<Vec<LinkEnd>, Problem> {
         let run = self.keeper.run(request.run.as_deref()).map_err(problem)?;
         links::tell(&run, request.interface.as_deref(), request.change.as_ref())
+    }
+
+    fn capture(&self, request: CaptureRequest, take: &mut dyn FnMut(&[u8]) -> bool) -> Result<(), Problem> {
+        captures::capture(&self.keeper, &request, take)
     }
 
     fn exec(&self, request: ExecRequest, wanted: &dyn Fn() -> bool) -> Result<Executed, Problem> {

@@ -8,12 +8,14 @@
 //! - [`metrics`]: figures for Prometheus
 //! - [`housekeeping`]: removing, collecting, verifying and counting what is in a store
 //! - `links`: the links of a run, as they are and as they are to be
+//! - `captures`: what goes through interfaces, as it goes
 //! - [`plots`]: figures over many checkpoints, as series to draw
 //! - [`doctor`]: what this host can and cannot do
 //! - [`spec`], [`net`]: the specification of an experiment and its network, handed through to the doors
 //!
 //! It knows no command line and no terminal, and decides nothing about checkpoints.
 
+mod captures;
 pub mod client;
 mod convert;
 mod desk;
@@ -31,6 +33,7 @@ pub mod values;
 
 pub use client::Client;
 pub use fermata_experiment::{net, spec};
+pub use fermata_linux::signals::on_termination;
 pub use fermata_types as types;
 pub use server::Server;
 pub use service::{EXEC_INPUT_BYTES_MAX, Service};

@@ -2,24 +2,20 @@
 
 use crate::values::{Direction, LinkEnd, Problem};
 use fermata_experiment::{
-    Run,
-    net::{Change, Interface, InterfaceId, Topology, World},
+    Body, Run,
+    net::{Change, Fabric, Interface, InterfaceId, Topology, World},
 };
+use std::sync::Arc;
 
 /// Changes the link at an interface, if a change is asked for. Tells of that interface, or of all.
 pub(crate) fn tell(run: &Run, interface: Option<&str>, change: Option<&Change>) -> Result<Vec<LinkEnd>, Problem> {
     let body = run.body();
-    let Some(fabric) = body.fabric() else {
-        return Err(Problem::new(format!(
-            "run {} has no network: `links` in the specification connects machines, and `fermata up` starts them",
-            run.name()
-        )));
-    };
+    let fabric = fabric(run, &body)?;
     let topology = fabric.look(World::topology);
     let chosen = interface.map(|name| find(&topology, name)).transpose()?;
     if let Some(change) = change {
         let end = chosen.ok_or_else(|| Problem::new("which link is to change is not said: name one of its interfaces, such as a:eth1"))?;
-        fabric.change(end, change).map_err(|error| Problem::new(format!("nothing was changed: {error}")))?;
+        body.change_link(end, change).map_err(|error| Problem::new(format!("nothing was changed: {error}")))?;
     }
     let all = (0..topology.interfaces.len() as u32).map(InterfaceId).filter(|id| chosen.is_none_or(|chosen| chosen == *id));
     Ok(fabric.look(|world| {
@@ -28,7 +24,17 @@ pub(crate) fn tell(run: &Run, interface: Option<&str>, change: Option<&Change>) 
     }))
 }
 
-fn find(topology: &Topology, name: &str) -> Result<InterfaceId, Problem> {
+/// The network that there must be.
+pub(crate) fn fabric<'a>(run: &Run, body: &'a Body) -> Result<&'a Fabric, Problem> {
+    body.fabric().map(Arc::as_ref).ok_or_else(|| {
+        Problem::new(format!(
+            "run {} has no network: `links` in the specification connects machines, and `fermata up` starts them",
+            run.name()
+        ))
+    })
+}
+
+pub(crate) fn find(topology: &Topology, name: &str) -> Result<InterfaceId, Problem> {
     let found = name.split_once(':').and_then(|(machine, interface)| topology.find(machine, interface));
     found.ok_or_else(|| {
         let names: Vec<_> = topology.interfaces.iter().map(Interface::to_string).collect();

@@ -8,6 +8,7 @@
 //! | `POST /v1/fork` | `ForkRequest` | `Resumed` |
 //! | `POST /v1/pause`, `/v1/resume` | `RunRequest` | `Run` |
 //! | `POST /v1/link` | `LinkRequest` | array of `LinkEnd` |
+//! | `POST /v1/capture` | `CaptureRequest` | a file in the format pcapng, as long as the capture lasts |
 //! | `POST /v1/exec` | `ExecRequest` | `Executed` |
 //! | `POST /v1/down` | `DownRequest` | `Ended` |
 //! | `GET /v1/activity` | | `Activity` |
@@ -24,13 +25,14 @@ use crate::{
 };
 use axum::{
     Json, Router,
-    body::Bytes,
+    body::{Body, Bytes},
     extract::{DefaultBodyLimit, State, rejection::BytesRejection},
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
     serve::Listener,
 };
+use futures_core::Stream;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     fmt::Debug,
@@ -42,14 +44,21 @@ use std::{
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
+    pin::Pin,
     sync::Arc,
+    task::{self, Poll},
     thread::JoinHandle,
     time::Duration,
 };
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 /// How long a server that stops waits for the answers under way.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
+
+/// Pieces of a capture that wait to be sent; more wait in the capture itself.
+const PIECES_MAX: usize = 4;
+/// The media type of captures.
+const PCAPNG: &str = "application/x-pcapng";
 
 type Shared = Arc<dyn Service>;
 
@@ -187,6 +196,7 @@ fn router(service: Shared) -> Router {
         .route("/v1/pause", handler(|service, request, _| service.pause(request)))
         .route("/v1/resume", handler(|service, request, _| service.resume(request)))
         .route("/v1/link", handler(|service, request, _| service.link(request)))
+        .route("/v1/capture", post(capture))
         .route("/v1/down", handler(|service, request, _| service.down(request)))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .route(
@@ -208,15 +218,58 @@ where
     A: Serialize + Send + 'static,
 {
     post(move |State(service): State<Shared>, body: Result<Bytes, BytesRejection>| async move {
-        let body = match body {
-            Ok(body) => body,
-            Err(rejected) => return refuse(rejected.status(), &rejected.body_text()),
-        };
-        match serde_json::from_slice(&body) {
+        match parsed(body) {
             Ok(request) => answer(service, move |service, wanted| work(service, request, wanted)).await,
-            Err(error) => refuse(StatusCode::BAD_REQUEST, &format!("the body is not the request expected here: {error}")),
+            Err(refusal) => refusal,
         }
     })
+}
+
+fn parsed<Q: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<Q, Response> {
+    let body = body.map_err(|rejected| refuse(rejected.status(), &rejected.body_text()))?;
+    let wrong = |error| refuse(StatusCode::BAD_REQUEST, &format!("the body is not the request expected here: {error}"));
+    serde_json::from_slice(&body).map_err(wrong)
+}
+
+/// Sends a capture while it is made. If the client is slow, the capture waits here, and frames that it has no room for are missing.
+async fn capture(State(service): State<Shared>, body: Result<Bytes, BytesRejection>) -> Response {
+    let request = match parsed(body) {
+        Ok(request) => request,
+        Err(refusal) => return refusal,
+    };
+    let (sender, mut pieces) = mpsc::channel(PIECES_MAX);
+    let work = done(service, move |service, _| {
+        service.capture(request, &mut |piece| match piece {
+            [] => !sender.is_closed(),
+            piece => sender.blocking_send(Bytes::copy_from_slice(piece)).is_ok(),
+        })
+    });
+    let work = tokio::spawn(work);
+    // The first piece comes at once, or what is wrong.
+    match pieces.recv().await {
+        Some(first) => ([(CONTENT_TYPE, PCAPNG)], Body::from_stream(Pieces { first: Some(first), rest: pieces })).into_response(),
+        None => match work.await {
+            Ok(Err(refusal)) => refusal,
+            _ => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the capture ended before it began; the keeper's log tells more"),
+        },
+    }
+}
+
+/// What a capture has brought, piece by piece.
+struct Pieces {
+    first: Option<Bytes>,
+    rest: mpsc::Receiver<Bytes>,
+}
+
+impl Stream for Pieces {
+    type Item = Result<Bytes, io::Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<Option<Self::Item>> {
+        match self.first.take() {
+            Some(first) => Poll::Ready(Some(Ok(first))),
+            None => self.rest.poll_recv(context).map(|piece| piece.map(Ok)),
+        }
+    }
 }
 
 async fn answer<A: Serialize + Send + 'static>(

@@ -167,6 +167,42 @@ pub struct LinkRequest {
     pub change: Option<Change>,
 }
 
+/// Asks for what goes through some interfaces of a run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CaptureRequest {
+    /// Of which run; needed only if there are several.
+    #[serde(default)]
+    pub run: Option<String>,
+    /// Which: `a:eth1`.
+    pub interfaces: Vec<String>,
+    /// End after so many frames.
+    #[serde(default)]
+    pub count: Option<u64>,
+    /// End when so much virtual time has passed.
+    #[serde(default)]
+    pub time_ns: Option<u64>,
+}
+
+/// What a capture has brought.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Captured {
+    /// The file.
+    pub file: PathBuf,
+    /// What it has of each interface.
+    pub interfaces: Vec<CapturedEnd>,
+}
+
+/// What a capture has of an interface.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CapturedEnd {
+    /// `a:eth1`.
+    pub interface: String,
+    /// Frames in the file.
+    pub frames: u64,
+    /// Frames that are not in the file, since whoever reads it was too slow.
+    pub missed: u64,
+}
+
 /// An interface, and the cable in it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LinkEnd {

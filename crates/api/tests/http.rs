@@ -22,6 +22,14 @@ use std::{
 struct Pretender {
     ending: Mutex<mpsc::Sender<()>>,
     busy: AtomicBool,
+    /// Pieces that were taken of each capture that has ended.
+    captured: Mutex<Vec<u64>>,
+}
+
+impl Pretender {
+    fn new(ending: mpsc::Sender<()>) -> Self {
+        Self { ending: Mutex::new(ending), busy: AtomicBool::new(false), captured: Mutex::default() }
+    }
 }
 
 fn resumed(run: Option<String>, branch: String) -> Resumed {
@@ -69,6 +77,18 @@ impl Service for Pretender {
             images: vec![],
             network: None,
         })
+    }
+
+    fn capture(&self, request: CaptureRequest, take: &mut dyn FnMut(&[u8]) -> bool) -> Result<(), Problem> {
+        if request.interfaces.is_empty() {
+            return Err(Problem::new("of no interface"));
+        }
+        let mut pieces = 0;
+        while take(if pieces < request.count.unwrap_or(u64::MAX) { &[7; 1000] } else { &[] }) && Some(pieces) != request.count {
+            pieces += 1;
+        }
+        self.captured.lock().unwrap().push(pieces);
+        Ok(())
     }
 
     fn goto(&self, request: GotoRequest) -> Result<Resumed, Problem> {
@@ -134,6 +154,7 @@ impl Service for Pretender {
 struct Setting {
     server: Option<Server>,
     client: Client,
+    keeper: Arc<Pretender>,
     ending: mpsc::Receiver<()>,
     socket: PathBuf,
     _directory: tempfile::TempDir,
@@ -143,9 +164,10 @@ fn setting() -> Setting {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("run/keeper.sock");
     let (sender, ending) = mpsc::channel();
-    let server = Server::start(&socket, Arc::new(Pretender { ending: Mutex::new(sender), busy: AtomicBool::new(false) })).unwrap();
+    let keeper = Arc::new(Pretender::new(sender));
+    let server = Server::start(&socket, keeper.clone()).unwrap();
     let client = Client::connect(&socket).unwrap();
-    Setting { server: Some(server), client, ending, socket, _directory: directory }
+    Setting { server: Some(server), client, keeper, ending, socket, _directory: directory }
 }
 
 /// A raw request; the status line's number and the body.
@@ -250,6 +272,47 @@ fn nobody_works_for_a_client_that_left() {
 }
 
 #[test]
+fn a_capture_comes_piece_by_piece_until_somebody_has_enough() {
+    let Setting { client, keeper, socket, .. } = &setting();
+    let capture = |count, take: &mut dyn FnMut(&[u8]) -> bool| {
+        client.capture(CaptureRequest { interfaces: vec!["a:eth1".into()], count, ..Default::default() }, take)
+    };
+    let problem = client.capture(CaptureRequest::default(), &mut |_| true).unwrap_err();
+    assert_eq!(problem.message, "of no interface");
+    assert_eq!(post(socket, "/v1/capture", "[]").0, 400);
+    let await_captured = |count: usize| {
+        let begun = Instant::now();
+        while keeper.captured.lock().unwrap().len() < count {
+            assert!(begun.elapsed() < Duration::from_secs(10), "it goes on");
+            std::thread::yield_now();
+        }
+        keeper.captured.lock().unwrap()[count - 1]
+    };
+    let mut all: Vec<u8> = Vec::new();
+    capture(Some(1000), &mut |piece| {
+        all.extend(piece);
+        true
+    })
+    .unwrap();
+    assert_eq!(all, vec![7; 1_000_000]);
+    assert_eq!(await_captured(1), 1000);
+    let mut bytes = 0;
+    capture(None, &mut |piece| {
+        bytes += piece.len();
+        bytes < 5000
+    })
+    .unwrap();
+    await_captured(2);
+    // One who asks and never reads stops it, and ends it by leaving.
+    let mut leaving = UnixStream::connect(socket).unwrap();
+    let body = "{\"interfaces\": [\"a:eth1\"]}";
+    write!(leaving, "POST /v1/capture HTTP/1.1\r\nHost: k\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+    leaving.read_exact(&mut [0; 9]).unwrap();
+    drop(leaving);
+    await_captured(3);
+}
+
+#[test]
 fn metrics_are_text_for_prometheus_and_values_for_others() {
     let Setting { client, socket, .. } = &setting();
     assert_eq!(client.metrics().unwrap()[0].samples[0].value, 1.0);
@@ -260,7 +323,7 @@ fn metrics_are_text_for_prometheus_and_values_for_others() {
 
 #[test]
 fn metrics_have_a_port_of_this_host_and_nothing_else_is_there() {
-    let pretender = || Arc::new(Pretender { ending: Mutex::new(mpsc::channel().0), busy: AtomicBool::new(false) });
+    let pretender = || Arc::new(Pretender::new(mpsc::channel().0));
     let problem = Server::metrics("0.0.0.0:0".parse().unwrap(), pretender()).unwrap_err();
     assert!(problem.message.contains("this host alone"), "{problem}");
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -281,7 +344,7 @@ fn metrics_have_a_port_of_this_host_and_nothing_else_is_there() {
 
 #[test]
 fn the_answer_to_down_arrives_though_the_process_ends() {
-    let Setting { client, ending, server, socket, _directory } = setting();
+    let Setting { client, ending, server, socket, _directory, .. } = setting();
     std::thread::scope(|scope| {
         let down = scope.spawn(|| client.down(DownRequest::default()));
         ending.recv().unwrap();
@@ -309,7 +372,7 @@ fn a_request_that_never_ends_does_not_keep_the_server_for_ever() {
 #[test]
 fn a_dead_server_s_socket_is_replaced_and_a_living_one_s_is_not() {
     let setting = setting();
-    let pretender = || Arc::new(Pretender { ending: Mutex::new(mpsc::channel().0), busy: AtomicBool::new(false) });
+    let pretender = || Arc::new(Pretender::new(mpsc::channel().0));
     assert!(Server::start(&setting.socket, pretender()).unwrap_err().message.contains("another keeper"));
     assert!(setting.client.status().is_ok());
     let left = setting.socket.with_file_name("left.sock");

@@ -1,5 +1,6 @@
 //! The commands, a file each: options, what is asked for, and how the answer looks.
 
+mod capture;
 mod checkpoint;
 mod completions;
 mod console;
@@ -70,6 +71,7 @@ pub enum Command {
     Goto(goto::Goto),
     Fork(fork::Fork),
     Link(link::Link),
+    Capture(capture::Capture),
     Pause(pause::Pause),
     Resume(resume::Resume),
     Tag(tag::Tag),
@@ -102,6 +104,7 @@ impl Command {
             Self::Goto(command) => command.run(context),
             Self::Fork(command) => command.run(context),
             Self::Link(command) => command.run(context),
+            Self::Capture(command) => command.run(context),
             Self::Pause(command) => command.run(context),
             Self::Resume(command) => command.run(context),
             Self::Tag(command) => command.run(context),

@@ -64,6 +64,8 @@ fn every_command_has_help_with_examples() {
         "plot",
         "goto",
         "fork",
+        "link",
+        "capture",
         "tag",
         "ls",
         "down",

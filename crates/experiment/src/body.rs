@@ -6,20 +6,20 @@ use crate::{
     events::Events,
     guest_clock::GuestClock,
     machine_body::{Beginning, MachineBody, Return, Stage},
-    network::{self, Network},
+    network::Network,
     plan::Plan,
     several::side_by_side,
     together::{Start, run_together, stop_together},
 };
 use fermata_disk::Disk;
 use fermata_linux::clock::monotonic;
-use fermata_net::Fabric;
+use fermata_net::{Change, Fabric, InterfaceId, TopologyError};
 use fermata_store::{Hold, Progress, Writer};
 use fermata_types::{ImageId, MachineId, PageSet, VirtualTime};
 use fermata_vm::{Machine, MachineDetails, Status};
 use std::{
     collections::BTreeMap,
-    sync::{Arc, OnceLock},
+    sync::{Arc, MutexGuard, OnceLock},
 };
 
 /// Machines with their disks, in the order of their names. Dropping it ends every QEMU.
@@ -58,7 +58,6 @@ impl Body {
     fn build(host: &Host, plan: &Plan, progress: &mut dyn FnMut(&str, Progress), beginning: Beginning) -> Result<(Self, Vec<PageSet>)> {
         // Before any of them starts.
         host.check_room(plan)?;
-        plan.machines.iter().try_for_each(network::check)?;
         let mut with_images = Vec::new();
         for machine in &plan.machines {
             let images = machine.disks.iter().map(|disk| host.image(disk, progress)).collect::<Result<Vec<_>>>()?;
@@ -106,6 +105,19 @@ impl Body {
     /// The network between the machines, if there is one.
     pub fn fabric(&self) -> Option<&Arc<Fabric>> {
         self.network.as_ref().map(Network::fabric)
+    }
+
+    /// Changes the link of an interface, if there is one, and what the guests at its ends see of it.
+    ///
+    /// # Errors
+    /// No such interface, or a value that cannot be. Then nothing was changed.
+    pub fn change_link(&self, interface: InterfaceId, change: &Change) -> std::result::Result<(), TopologyError> {
+        self.network.as_ref().map_or(Ok(()), |network| network.change(&self.machines, interface, change))
+    }
+
+    /// No link changes while this is held.
+    pub(crate) fn hold_links(&self) -> Option<MutexGuard<'_, ()>> {
+        self.network.as_ref().map(Network::hold_links)
     }
 
     /// All machines, in the order of their names.

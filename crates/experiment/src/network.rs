@@ -6,11 +6,11 @@ use crate::{
     plan::{MachinePlan, part},
 };
 use fermata_linux::clock::monotonic;
-use fermata_net::{Clock, Fabric, InterfaceId, NetworkPart, NicOptions, Snapshot, Topology, WORLD};
+use fermata_net::{Change, Clock, Fabric, InterfaceId, NetworkPart, NicOptions, Snapshot, Topology, TopologyError, WORLD};
 use fermata_store::Writer;
 use fermata_types::VirtualTime;
-use fermata_vm::{NETS_MAX, Net};
-use std::sync::Arc;
+use fermata_vm::Net;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The name of the network as a part.
 const NETWORK: &str = "network";
@@ -21,6 +21,8 @@ const ETH: &str = "eth";
 pub(crate) struct Network {
     fabric: Arc<Fabric>,
     topology: Topology,
+    /// Held while a link and the carriers at its ends are not yet alike.
+    changing: Mutex<()>,
 }
 
 /// The interfaces of a machine, as QEMU is to make them.
@@ -29,22 +31,9 @@ pub(crate) fn nets(topology: &Topology, machine: &str) -> Vec<Net> {
     own.map(|interface| Net { number: number(&interface.name), mac: interface.mac.to_string(), mtu: interface.mtu }).collect()
 }
 
-/// The number in an interface's name. A name without one has a number that no machine has room for.
+/// The number in an interface's name. A name without one, which no specification has, gets a number for which QEMU has no place.
 fn number(name: &str) -> u32 {
     name.strip_prefix(ETH).and_then(|number| number.parse().ok()).unwrap_or(u32::MAX)
-}
-
-/// Fails unless a machine can have all these interfaces.
-pub(crate) fn check(plan: &MachinePlan) -> Result<()> {
-    let name = &plan.machine.name;
-    match plan.machine.nets.iter().find(|net| net.number as usize >= NETS_MAX) {
-        Some(net) => Err(Error::Unsupported(format!(
-            "{name}: {ETH}{} has no place in the machine: this version has {ETH}0 to {ETH}{}",
-            net.number,
-            NETS_MAX - 1
-        ))),
-        None => Ok(()),
-    }
 }
 
 impl Network {
@@ -60,12 +49,36 @@ impl Network {
         let nics = nics.ok_or_else(|| Error::Unsupported("the network: an interface of a machine that is not there".into()))?;
         let clock = Arc::new(Clock::standing(VirtualTime::default(), monotonic));
         let fabric = Arc::new(Fabric::start(snapshot, clock, nics)?);
-        Ok(Self { fabric, topology: topology.clone() })
+        Ok(Self { fabric, topology: topology.clone(), changing: Mutex::default() })
     }
 
     /// The network itself.
     pub fn fabric(&self) -> &Arc<Fabric> {
         &self.fabric
+    }
+
+    /// Changes the link of an interface. The guests at its ends see whether it is plugged in; one that does not answer does not.
+    ///
+    /// # Errors
+    /// No such interface, or a value that cannot be. Then nothing was changed.
+    pub fn change(&self, machines: &[MachineBody], interface: InterfaceId, change: &Change) -> Result<(), TopologyError> {
+        let _nobody_captures = self.hold_links();
+        let plugged = || self.fabric.look(|world| (0..).map_while(|id| world.is_up(InterfaceId(id))).collect::<Vec<_>>());
+        let before = plugged();
+        self.fabric.change(interface, change)?;
+        let ends = self.topology.interfaces.iter().zip(before.into_iter().zip(plugged()));
+        for (end, (_, up)) in ends.filter(|(_, (before, up))| before != up) {
+            let Some(body) = machines.iter().find(|body| body.name() == end.machine) else { continue };
+            if let Err(error) = body.machine().set_carrier(number(&end.name), up) {
+                tracing::warn!("{end} is {}, and its guest may not see it: {error}", if up { "up" } else { "down" });
+            }
+        }
+        Ok(())
+    }
+
+    /// No link changes while this is held: so links and carriers are alike in a checkpoint.
+    pub fn hold_links(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().expect("nobody panics with the lock")
     }
 
     /// Has the page maps of the machines told of the pages that frames are laid into.

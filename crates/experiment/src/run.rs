@@ -11,7 +11,7 @@ use crate::{
 };
 use fermata_checkpoint::Saved;
 use fermata_linux::clock::{Stopwatch, monotonic, wall_ns};
-use fermata_net::Change;
+use fermata_net::{Change, Fabric};
 use fermata_store::{Cost, Hold, Progress, Record, Skew, Writer};
 use fermata_types::{CheckpointId, MachineId, VirtualTime};
 use std::{
@@ -203,11 +203,9 @@ impl Run {
     }
 
     fn change_link(&self, body: &Body, interface: &Endpoint, change: &Change) {
-        let changed = body.fabric().map(|fabric| {
-            let id = fabric.look(|world| world.topology().find(&interface.machine, &interface.interface()));
-            id.map(|id| fabric.change(id, change))
-        });
-        if let Some(Some(Err(error))) = changed {
+        let find = |fabric: &Arc<Fabric>| fabric.look(|world| world.topology().find(&interface.machine, &interface.interface()));
+        let Some(id) = body.fabric().and_then(find) else { return };
+        if let Err(error) = body.change_link(id, change) {
             tracing::warn!("run {}: the event at {interface} changed nothing: {error}", self.name);
         }
     }
@@ -347,16 +345,19 @@ impl Run {
         let lock = || parts.lock().expect("nobody panics with the lock");
         let mut writer = self.host.store().writer()?;
         writer.stand_on(&body.images());
-        let (mut events, mut happened) = (None, 0);
+        let (mut events, mut links, mut happened) = (None, None, 0);
         let tentative = coordinate::take(&mut lock(), writer, manner, &body.clock, &mut |moment| {
             match moment {
-                Moment::Prepared => events = Some(body.events().hold()),
-                Moment::Frozen => happened = events.take().map_or(0, |held| *held),
+                Moment::Prepared => (events, links) = (Some(body.events().hold()), body.hold_links()),
+                Moment::Frozen => {
+                    happened = events.take().map_or(0, |held| *held);
+                    drop(links.take());
+                }
             }
             seen(moment, body);
         });
         // Still held if it failed before all was captured.
-        drop(events);
+        drop((events, links));
         let tentative = tentative?;
         past.prepared = Some(tentative.prepared());
         let result = self.save(tentative, standing, body, (message, happened));

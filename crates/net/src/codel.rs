@@ -1,6 +1,6 @@
 //! Controlled delay: the queue discipline of RFC 8289, section 5.
 
-use crate::direction::{Frame, Queue};
+use crate::{direction::Frame, queue::Queue};
 
 /// The wait that is acceptable all the time.
 const TARGET_NS: u64 = 5_000_000;

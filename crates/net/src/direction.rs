@@ -3,6 +3,7 @@
 use crate::{
     codel::Codel,
     counters::Counters,
+    queue::{Queue, Waiting},
     random::Random,
     topology::{Chance, Discipline, Shape},
 };
@@ -47,41 +48,6 @@ impl Memory {
             self.held += cost;
         }
         room
-    }
-}
-
-/// A frame that waits for the transmitter.
-#[derive(Debug, Clone)]
-pub(crate) struct Waiting {
-    pub since: u64,
-    pub frame: Frame,
-}
-
-/// The frames that wait, oldest first.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Queue {
-    frames: VecDeque<Waiting>,
-    bytes: usize,
-}
-
-impl Queue {
-    pub fn push(&mut self, waiting: Waiting) {
-        self.bytes += waiting.frame.len();
-        self.frames.push_back(waiting);
-    }
-
-    pub fn pop(&mut self) -> Option<Waiting> {
-        let waiting = self.frames.pop_front()?;
-        self.bytes -= waiting.frame.len();
-        Some(waiting)
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    pub fn frames(&self) -> &VecDeque<Waiting> {
-        &self.frames
     }
 }
 
@@ -142,12 +108,12 @@ impl Direction {
 
     /// Frames in here.
     pub fn in_flight(&self) -> u64 {
-        (self.queue.frames.len() + self.flying.len() + self.landed.len()) as u64
+        (self.queue.len() + self.flying.len() + self.landed.len()) as u64
     }
 
     /// When something is to be done here: see [`step`](Self::step).
     pub fn next(&self) -> Option<u64> {
-        let transmission = (!self.queue.frames.is_empty()).then_some(self.free_at);
+        let transmission = (!self.queue.is_empty()).then_some(self.free_at);
         let arrival = self.flying.front().map(|flying| flying.due);
         transmission.into_iter().chain(arrival).min()
     }
@@ -155,12 +121,12 @@ impl Direction {
     /// A time before which nothing arrives at the far end. Nobody has to look after transmissions at the time at which they begin.
     pub fn earliest_arrival(&self) -> Option<u64> {
         let flight = if self.shape.reorder == Chance::NEVER { self.shape.delay_ns - self.shape.jitter_ns } else { 0 };
-        let waiting = (!self.queue.frames.is_empty()).then_some(self.free_at.saturating_add(flight));
+        let waiting = (!self.queue.is_empty()).then_some(self.free_at.saturating_add(flight));
         waiting.into_iter().chain(self.flying.front().map(|flying| flying.due)).min()
     }
 
-    /// Puts a frame in at the near end.
-    pub fn enter(&mut self, now: u64, frame: &Frame, memory: &mut Memory) {
+    /// Puts a frame in at the near end. If that is a switch, it came in there at the port `from`.
+    pub fn enter(&mut self, now: u64, from: u32, frame: &Frame, memory: &mut Memory) {
         self.counters.sent.count(frame);
         let dropped = &mut self.counters.dropped;
         if frame.len() < HEADER {
@@ -174,23 +140,36 @@ impl Direction {
         } else {
             if self.random.happens(self.shape.duplicate) {
                 self.counters.duplicated += 1;
-                self.wait(now, frame, memory);
+                self.wait(now, from, frame, memory);
             }
-            self.wait(now, frame, memory);
+            self.wait(now, from, frame, memory);
         }
     }
 
-    fn wait(&mut self, now: u64, frame: &Frame, memory: &mut Memory) {
-        if self.queue.frames.len() >= self.shape.queue as usize {
+    fn wait(&mut self, now: u64, from: u32, frame: &Frame, memory: &mut Memory) {
+        if !self.make_room(from, memory) {
             self.counters.dropped.queue += 1;
         } else if !memory.take(&mut self.held, frame) {
             self.counters.dropped.memory += 1;
         } else {
-            self.queue.push(Waiting { since: now, frame: frame.clone() });
+            self.queue.push(Waiting { since: now, from, frame: frame.clone() });
             if self.free_at <= now {
                 self.transmit(now, memory);
             }
         }
+    }
+
+    /// Whether another frame finds room in the queue. In a full one, a frame makes room that somebody else has too many of.
+    fn make_room(&mut self, from: u32, memory: &mut Memory) -> bool {
+        if self.queue.len() < self.shape.queue as usize {
+            return true;
+        }
+        let evicted = self.queue.evict_for(from);
+        if let Some(evicted) = &evicted {
+            self.counters.dropped.queue += 1;
+            self.release(&evicted.frame, memory);
+        }
+        evicted.is_some()
     }
 
     /// Does the first of the things that are to be done at the time of [`next`](Self::next): a frame arrives and is returned, or another
@@ -254,7 +233,8 @@ impl Direction {
     /// Counts frames that were put into the lists from outside. False if they are more than the memory allows.
     pub fn hold(&mut self, memory: &mut Memory) -> bool {
         let Self { queue, flying, landed, held, .. } = self;
-        let waiting = queue.frames.iter().map(|waiting| &waiting.frame);
+        let waiting = queue.frames();
+        let waiting = waiting.iter().map(|waiting| &waiting.frame);
         waiting.chain(flying.iter().map(|flying| &flying.frame)).chain(&*landed).all(|frame| memory.take(held, frame))
     }
 

@@ -10,12 +10,13 @@
 //! without any lock. A frame is in the inbox before the guest is told that it was sent. So with the rings stopped, the inbox and the world have all there is.
 
 use crate::{
-    Change, Clock, InterfaceId, Topology, TopologyError, World,
+    Capture, Change, Clock, InterfaceId, Topology, TopologyError, Way, World,
+    capture::Tap,
     device::{Nic, Plug, RECEIVE, Receiver},
 };
 use fermata_linux::Timer;
 use fermata_types::VirtualTime;
-use fermata_vhost::{DirtyPages, MemoryWatch, Running, Server, ServerOptions, WriteWatch, ring::Offer};
+use fermata_vhost::{Chain, DirtyPages, GuestRam, MemoryWatch, Running, Server, ServerOptions, WriteWatch, ring::Offer};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     io::Errno,
@@ -24,11 +25,18 @@ use std::{
     fs::File,
     io::{self, Write},
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 pub use crate::device::Trouble;
+
+/// Captures of one network at a time.
+pub const CAPTURES_MAX: usize = 16;
 
 /// How an interface is served.
 pub struct NicOptions {
@@ -53,7 +61,9 @@ pub struct Fabric {
 /// What the threads of a network share.
 pub(crate) struct Shared {
     state: Mutex<State>,
-    inbox: Mutex<Vec<Sent>>,
+    inbox: Mutex<Inbox>,
+    /// There are taps in the inbox, or were until lately.
+    tapped: AtomicBool,
     plugs: Vec<Plug>,
     clock: Arc<Clock>,
     timer: Timer,
@@ -66,6 +76,13 @@ struct State {
     /// By interface: the guest's driver has once begun to listen.
     listening: Vec<bool>,
     receiver: Receiver,
+}
+
+/// What guests have sent that is not in the world yet; and, since this lock is that of the order of time, who notes frames as they come and go.
+#[derive(Default)]
+struct Inbox {
+    sent: Vec<Sent>,
+    taps: Vec<Tap>,
 }
 
 struct Sent {
@@ -168,9 +185,44 @@ impl Fabric {
     pub fn restore(&self, snapshot: Snapshot) {
         assert_eq!(snapshot.listening.len(), self.shared.plugs.len(), "a network of as many interfaces");
         let mut state = self.shared.state();
-        self.shared.inbox().clear();
+        let mut inbox = self.shared.inbox();
+        inbox.sent.clear();
+        let from = self.shared.clock.now();
+        inbox.taps.iter_mut().for_each(|tap| tap.shift(from, snapshot.at));
         (state.world, state.listening) = (snapshot.world, snapshot.listening);
         self.shared.clock.set(snapshot.at);
+    }
+
+    /// From now on gives the frames of its interfaces to a capture, for so long in virtual time, until the capture is dropped. False: it was not begun, since
+    /// there are [`CAPTURES_MAX`] already.
+    pub fn capture(&self, capture: &Arc<Capture>, time: Option<Duration>) -> bool {
+        let topology = self.look(World::topology);
+        let mut inbox = self.shared.inbox();
+        inbox.taps.retain(Tap::is_read);
+        if inbox.taps.len() >= CAPTURES_MAX {
+            return false;
+        }
+        let later = |time: Duration| self.shared.clock.now().ns.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        inbox.taps.push(Tap::new(capture, &topology, time.map(later).map(VirtualTime::from_ns)));
+        self.shared.tapped.store(true, Ordering::Relaxed);
+        true
+    }
+
+    /// Whether frames may still come into a capture.
+    pub fn feeds(&self, capture: &Capture) -> bool {
+        let inbox = self.shared.inbox();
+        let now = self.shared.clock.now();
+        inbox.taps.iter().any(|tap| tap.feeds(capture, now))
+    }
+
+    /// Gives frames to the captures of another network, which stands still, as well. What is left of their time is left here too.
+    pub fn share_captures(&self, other: &Self) {
+        let topology = self.look(World::topology);
+        let (from, at) = (other.shared.clock.now(), self.shared.clock.now());
+        let taps: Vec<_> = other.shared.inbox().taps.iter().filter_map(|tap| tap.elsewhere(&topology, from, at)).collect();
+        let mut inbox = self.shared.inbox();
+        self.shared.tapped.store(!taps.is_empty(), Ordering::Relaxed);
+        inbox.taps = taps;
     }
 
     /// Changes the cable of an interface, from now on.
@@ -212,6 +264,7 @@ impl Shared {
             plugs: listening.iter().map(|_| Plug::default()).collect(),
             state: Mutex::new(State { world, frozen: true, listening, receiver: Receiver::default() }),
             inbox: Mutex::default(),
+            tapped: AtomicBool::new(false),
             clock,
             timer: Timer::new()?,
             ending: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?.into(),
@@ -226,7 +279,7 @@ impl Shared {
         self.state.lock().expect("nobody panics with the lock")
     }
 
-    fn inbox(&self) -> MutexGuard<'_, Vec<Sent>> {
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().expect("nobody panics with the lock")
     }
 
@@ -235,7 +288,20 @@ impl Shared {
         let mut inbox = self.inbox();
         // Under the lock, so that they lie there in the order of time.
         let at = self.clock.now();
-        inbox.push(Sent { at, from, frame });
+        inbox.taps.iter().for_each(|tap| tap.note(at, from, Way::Sent, &frame));
+        inbox.sent.push(Sent { at, from, frame });
+    }
+
+    /// Has a frame noted that is in a guest's memory, before the guest is told of it: so nobody's answer is noted before the question.
+    fn note_received(&self, to: InterfaceId, frame: &[u8]) {
+        if !self.tapped.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut inbox = self.inbox();
+        let at = self.clock.now();
+        inbox.taps.retain(Tap::is_read);
+        self.tapped.store(!inbox.taps.is_empty(), Ordering::Relaxed);
+        inbox.taps.iter().for_each(|tap| tap.note(at, to, Way::Received, frame));
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -245,7 +311,7 @@ impl Shared {
     }
 
     fn take_in(&self, state: &mut State) {
-        let sent = std::mem::take(&mut *self.inbox());
+        let sent = std::mem::take(&mut self.inbox().sent);
         sent.iter().for_each(|sent| state.world.send(sent.at, sent.from, &sent.frame));
     }
 
@@ -270,7 +336,14 @@ impl Shared {
     fn hand_over(&self, to: InterfaceId, frame: &[u8], listening: &mut [bool], receiver: &mut Receiver) -> bool {
         let Plug { link, trouble } = self.plug(to);
         let link = link.lock().expect("nobody panics with the lock").clone();
-        let offer = link.map_or(Offer::Stopped, |link| link.offer(RECEIVE, |ram, chain| receiver.lay(ram, chain, frame, trouble)));
+        let lay = |ram: &GuestRam, chain: Chain<'_>| {
+            let bytes = receiver.lay(ram, chain, frame, trouble);
+            if bytes > 0 {
+                self.note_received(to, frame);
+            }
+            bytes
+        };
+        let offer = link.map_or(Offer::Stopped, |link| link.offer(RECEIVE, lay));
         let listening = &mut listening[to.index()];
         *listening |= offer != Offer::Stopped;
         if !*listening {

@@ -1,19 +1,7 @@
-//! Captures of frames as Wireshark reads them: pcapng (draft-ietf-opsawg-pcapng), one interface a file.
+//! Captures of frames as Wireshark reads them: pcapng (draft-ietf-opsawg-pcapng), with what it needs of that format and no more. Times are in nanoseconds.
 
-use crate::topology::Interface;
+use crate::{state::Unreadable, topology::Interface};
 use fermata_types::VirtualTime;
-use std::{
-    io::{self, Write},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-        mpsc::{Receiver, SyncSender, TryRecvError, sync_channel},
-    },
-    thread::{self, JoinHandle},
-};
-
-/// Frames that wait to be written.
-const WAITING_MAX: usize = 4096;
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const INTERFACE_DESCRIPTION: u32 = 1;
@@ -34,6 +22,10 @@ const ISB_IFRECV: u16 = 4;
 const ISB_IFDROP: u16 = 5;
 /// Times are in units of 10 to the power of -9 s.
 const NANOSECONDS: u8 = 9;
+/// Kind, length, and length again.
+const BLOCK_BYTES_MIN: usize = 12;
+/// A block longer than this is none of ours.
+const BLOCK_BYTES_MAX: usize = 1 << 20;
 
 /// Which way a frame goes, as its guest sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,96 +36,56 @@ pub enum Way {
     Received,
 }
 
-/// How a capture ended.
+/// What became of the frames of an interface that were to be captured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Recorded {
     /// Frames in the file.
     pub written: u64,
-    /// Frames that are not in the file, since the writer was too slow for them. The file says so too.
+    /// Frames that are not in the file, since whoever reads it was too slow for them. The file says so too.
     pub missed: u64,
 }
 
-/// Writes down the frames of one interface, on a thread of its own. It never holds up whoever has a frame for it: when too many wait to be
-/// written, those that come are counted and left out.
-///
-/// Times in the file are virtual time, from 1970 on. After going back to a checkpoint they go on from there.
-#[derive(Debug)]
-pub struct Tap {
-    queue: SyncSender<Noted>,
-    missed: Arc<AtomicU64>,
-    writer: JoinHandle<io::Result<Recorded>>,
+/// A frame in a capture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packet<'a> {
+    /// Of which interface: they are numbered in the order of their descriptions.
+    pub interface: u32,
+    /// When.
+    pub at: VirtualTime,
+    /// Which way.
+    pub way: Way,
+    /// All of it.
+    pub frame: &'a [u8],
 }
 
-#[derive(Debug)]
-struct Noted {
-    at: VirtualTime,
-    way: Way,
-    frame: Vec<u8>,
+/// A block of a capture.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Block<'a> {
+    /// The beginning.
+    Section,
+    /// The next interface, such as `a:eth1`.
+    Interface(String),
+    /// A frame.
+    Packet(Packet<'a>),
+    /// What became of the frames of an interface, until this time.
+    Statistics(u32, VirtualTime, Recorded),
+    /// Something that we do not write.
+    Other,
 }
 
-impl Tap {
-    /// Begins a capture of an interface.
-    ///
-    /// # Errors
-    /// I/O: the beginning of the file cannot be written, or there is no thread to be had.
-    pub fn start(interface: &Interface, mut file: impl Write + Send + 'static) -> io::Result<Self> {
-        file.write_all(&beginning(interface))?;
-        file.flush()?;
-        let (queue, noted) = sync_channel(WAITING_MAX);
-        let missed = Arc::new(AtomicU64::new(0));
-        let count = missed.clone();
-        let writer = thread::Builder::new().name("capture".into()).spawn(move || write(&noted, &count, file))?;
-        Ok(Self { queue, missed, writer })
-    }
-
-    /// Takes note of a frame.
-    pub fn note(&self, at: VirtualTime, way: Way, frame: &[u8]) {
-        if self.queue.try_send(Noted { at, way, frame: frame.to_vec() }).is_err() {
-            self.missed.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Ends the capture when all that was noted is written. A tap that is dropped instead ends it as well, later.
-    ///
-    /// # Errors
-    /// I/O: something could not be written, and nothing that was noted after it.
-    pub fn finish(self) -> io::Result<Recorded> {
-        let Self { queue, writer, .. } = self;
-        drop(queue);
-        writer.join().unwrap_or_else(|_| Err(io::Error::other("the thread that writes the capture is gone")))
-    }
-}
-
-fn write(noted: &Receiver<Noted>, missed: &AtomicU64, file: impl Write) -> io::Result<Recorded> {
-    let mut file = io::BufWriter::new(file);
-    let (mut written, mut last) = (0, VirtualTime::default());
-    loop {
-        let next = match noted.try_recv() {
-            // Whoever reads the file along sees all that there is.
-            Err(TryRecvError::Empty) => {
-                file.flush()?;
-                noted.recv().ok()
-            }
-            other => other.ok(),
-        };
-        let Some(next) = next else { break };
-        file.write_all(&packet(&next))?;
-        (written, last) = (written + 1, next.at);
-    }
-    let captured = Recorded { written, missed: missed.load(Ordering::Relaxed) };
-    file.write_all(&statistics(last, captured))?;
-    file.flush()?;
-    Ok(captured)
-}
-
-/// Section header and interface description.
-fn beginning(interface: &Interface) -> Vec<u8> {
-    let mut section = Block::new(SECTION_HEADER);
+/// The first block of a file.
+pub fn section() -> Vec<u8> {
+    let mut section = Draft::new(SECTION_HEADER);
     section.u32(BYTE_ORDER);
     VERSION.iter().for_each(|number| section.u16(*number));
     section.u64(LENGTH_UNKNOWN);
     section.option(SHB_USERAPPL, b"fermata");
-    let mut description = Block::new(INTERFACE_DESCRIPTION);
+    section.end()
+}
+
+/// Describes an interface.
+pub fn interface(interface: &Interface) -> Vec<u8> {
+    let mut description = Draft::new(INTERFACE_DESCRIPTION);
     description.u16(ETHERNET);
     description.u16(0);
     // Frames are not cut off.
@@ -141,13 +93,14 @@ fn beginning(interface: &Interface) -> Vec<u8> {
     description.option(IF_NAME, interface.to_string().as_bytes());
     description.option(IF_MACADDR, &interface.mac.0);
     description.option(IF_TSRESOL, &[NANOSECONDS]);
-    [section.end(), description.end()].concat()
+    description.end()
 }
 
-fn packet(Noted { at, way, frame }: &Noted) -> Vec<u8> {
-    let mut block = Block::new(ENHANCED_PACKET);
-    block.u32(0);
-    block.time(*at);
+/// A frame.
+pub fn packet(Packet { interface, at, way, frame }: Packet<'_>) -> Vec<u8> {
+    let mut block = Draft::new(ENHANCED_PACKET);
+    block.u32(interface);
+    block.time(at);
     block.u32(frame.len() as u32);
     block.u32(frame.len() as u32);
     block.padded(frame);
@@ -159,19 +112,79 @@ fn packet(Noted { at, way, frame }: &Noted) -> Vec<u8> {
     block.end()
 }
 
-fn statistics(at: VirtualTime, Recorded { written, missed }: Recorded) -> Vec<u8> {
-    let mut block = Block::new(INTERFACE_STATISTICS);
-    block.u32(0);
+/// Tells what became of the frames of an interface.
+pub fn statistics(interface: u32, at: VirtualTime, Recorded { written, missed }: Recorded) -> Vec<u8> {
+    let mut block = Draft::new(INTERFACE_STATISTICS);
+    block.u32(interface);
     block.time(at);
     block.option(ISB_IFRECV, &(written + missed).to_le_bytes());
     block.option(ISB_IFDROP, &missed.to_le_bytes());
     block.end()
 }
 
-/// A block under construction.
-struct Block(Vec<u8>);
+/// Reads the first block of a capture that was written here. Returns it with its length; none if there is only the beginning of a block.
+///
+/// # Errors
+/// What is there is no block.
+pub fn read(bytes: &[u8]) -> Result<Option<(Block<'_>, usize)>, Unreadable> {
+    let Some(length) = bytes.get(4..8) else { return Ok(None) };
+    let length = number(length) as usize;
+    if !length.is_multiple_of(4) || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&length) {
+        return Err(Unreadable::new(format!("a block of {length} bytes")));
+    }
+    let Some(block) = bytes.get(..length) else { return Ok(None) };
+    if number(&block[length - 4..]) as usize != length {
+        return Err(Unreadable::new("the two lengths of a block differ"));
+    }
+    let block = content(number(block), &block[8..length - 4]).ok_or_else(|| Unreadable::new("a block without what belongs into it"))?;
+    Ok(Some((block, length)))
+}
 
-impl Block {
+fn content(kind: u32, body: &[u8]) -> Option<Block<'_>> {
+    let word = |index: usize| body.get(4 * index..4 * index + 4).map(number);
+    let at = || Some(VirtualTime::from_ns(u64::from(word(1)?) << 32 | u64::from(word(2)?)));
+    match kind {
+        SECTION_HEADER => (word(0)? == BYTE_ORDER).then_some(Block::Section),
+        INTERFACE_DESCRIPTION => Some(Block::Interface(String::from_utf8_lossy(option(body.get(8..)?, IF_NAME)?).into_owned())),
+        ENHANCED_PACKET => {
+            let length = word(3)? as usize;
+            let (frame, options) = (body.get(20..20 + length)?, body.get(20 + length.next_multiple_of(4)..)?);
+            let sent = option(options, EPB_FLAGS)?.first()? & 3 == 2;
+            let way = if sent { Way::Sent } else { Way::Received };
+            Some(Block::Packet(Packet { interface: word(0)?, at: at()?, way, frame }))
+        }
+        INTERFACE_STATISTICS => {
+            let count = |code| Some(u64::from_le_bytes(option(body.get(12..)?, code)?.try_into().ok()?));
+            let missed = count(ISB_IFDROP)?;
+            let recorded = Recorded { written: count(ISB_IFRECV)?.checked_sub(missed)?, missed };
+            Some(Block::Statistics(word(0)?, at()?, recorded))
+        }
+        _ => Some(Block::Other),
+    }
+}
+
+/// The first four bytes.
+fn number(bytes: &[u8]) -> u32 {
+    bytes.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes))
+}
+
+/// The value of an option.
+fn option(mut options: &[u8], wanted: u16) -> Option<&[u8]> {
+    loop {
+        let head = number(options.get(..4)?);
+        let (code, length) = (head as u16, (head >> 16) as usize);
+        let value = options.get(4..4 + length)?;
+        if code == wanted || code == 0 {
+            return (code == wanted).then_some(value);
+        }
+        options = options.get(4 + length.next_multiple_of(4)..)?;
+    }
+}
+
+/// A block under construction.
+struct Draft(Vec<u8>);
+
+impl Draft {
     fn new(kind: u32) -> Self {
         let mut block = Self(Vec::new());
         block.u32(kind);
@@ -223,126 +236,60 @@ impl Block {
 mod tests {
     use super::*;
     use crate::topology::Mac;
-    use std::sync::Mutex;
 
-    /// A file to look into, and one that takes nothing until it is told to.
-    #[derive(Clone, Default)]
-    struct File {
-        bytes: Arc<Mutex<Vec<u8>>>,
-        shut: Arc<Mutex<()>>,
-    }
-
-    impl Write for File {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let _open = self.shut.lock().unwrap();
-            self.bytes.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    fn interface() -> Interface {
-        Interface { machine: "a".into(), name: "eth1".into(), mac: Mac([2, 0, 0, 0, 0, 1]), mtu: 1500 }
-    }
-
-    fn at(ns: u64) -> VirtualTime {
-        VirtualTime::from_ns(ns)
-    }
-
-    fn number(bytes: &[u8], place: usize) -> u32 {
-        u32::from_le_bytes(bytes[place..place + 4].try_into().unwrap())
-    }
-
-    /// Kind and body of each block, whose two lengths agree.
-    fn blocks(mut bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
-        let mut blocks = Vec::new();
-        while !bytes.is_empty() {
-            let length = number(bytes, 4) as usize;
-            assert!(length.is_multiple_of(4));
-            assert_eq!(number(bytes, length - 4) as usize, length);
-            blocks.push((number(bytes, 0), bytes[8..length - 4].to_vec()));
-            bytes = &bytes[length..];
-        }
-        blocks
-    }
-
-    fn options(mut bytes: &[u8]) -> Vec<(u16, Vec<u8>)> {
-        let mut options = Vec::new();
-        loop {
-            let (code, length) = ((number(bytes, 0) & 0xffff) as u16, (number(bytes, 0) >> 16) as usize);
-            if code == 0 {
-                assert_eq!((length, bytes.len()), (0, 4));
-                return options;
-            }
-            options.push((code, bytes[4..4 + length].to_vec()));
-            bytes = &bytes[4 + length.next_multiple_of(4)..];
-        }
+    fn described() -> Vec<u8> {
+        interface(&Interface { machine: "a".into(), name: "eth1".into(), mac: Mac([2, 0, 0, 0, 0, 1]), mtu: 1500 })
     }
 
     #[test]
-    fn what_was_noted_is_in_the_file() {
-        let file = File::default();
-        let tap = Tap::start(&interface(), file.clone()).unwrap();
-        let frames: Vec<Vec<u8>> = (60..70_u8).map(|bytes| vec![bytes; bytes.into()]).collect();
-        for (index, frame) in frames.iter().enumerate() {
-            tap.note(at((index as u64) << 33), if index % 2 == 0 { Way::Sent } else { Way::Received }, frame);
-        }
-        assert_eq!(tap.finish().unwrap(), Recorded { written: 10, missed: 0 });
-        let blocks = blocks(&file.bytes.lock().unwrap());
-        assert_eq!(blocks.len(), 13);
-        let (kind, section) = &blocks[0];
-        assert_eq!((*kind, number(section, 0), number(section, 4)), (0x0a0d_0d0a, 0x1a2b_3c4d, 1));
-        assert_eq!(options(&section[16..]), [(4, b"fermata".to_vec())]);
-        let (kind, description) = &blocks[1];
-        assert_eq!((*kind, number(description, 0), number(description, 4)), (1, 1, 0));
-        assert_eq!(options(&description[8..]), [(2, b"a:eth1".to_vec()), (6, vec![2, 0, 0, 0, 0, 1]), (9, vec![9])]);
-        for (index, ((kind, block), frame)) in blocks[2..12].iter().zip(&frames).enumerate() {
-            let time = u64::from(number(block, 4)) << 32 | u64::from(number(block, 8));
-            assert_eq!((*kind, number(block, 0), time), (6, 0, (index as u64) << 33));
-            assert_eq!((number(block, 12), number(block, 16)), (frame.len() as u32, frame.len() as u32));
-            assert_eq!(block[20..20 + frame.len()], *frame);
-            let flags = if index % 2 == 0 { 2 } else { 1 };
-            assert_eq!(options(&block[20 + frame.len().next_multiple_of(4)..]), [(2, vec![flags, 0, 0, 0])]);
-        }
-        let (kind, statistics) = &blocks[12];
-        assert_eq!((*kind, number(statistics, 4)), (5, 18));
-        assert_eq!(options(&statistics[12..]), [(4, 10_u64.to_le_bytes().to_vec()), (5, vec![0; 8])]);
+    fn blocks_are_as_the_format_says() {
+        let section = section();
+        assert_eq!(section[..8], [0x0a, 0x0d, 0x0d, 0x0a, 44, 0, 0, 0]);
+        assert_eq!(section[8..16], [0x4d, 0x3c, 0x2b, 0x1a, 1, 0, 0, 0]);
+        assert_eq!(section[24..], [&[4, 0, 7, 0][..], b"fermata\0", &[0, 0, 0, 0, 44, 0, 0, 0]].concat());
+        let description = described();
+        assert_eq!(description[..16], [1, 0, 0, 0, 56, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(description[16..28], [&[2, 0, 6, 0][..], b"a:eth1\0\0"].concat());
+        assert_eq!(description[28..40], [6, 0, 6, 0, 2, 0, 0, 0, 0, 1, 0, 0]);
+        assert_eq!(description[40..], [9, 0, 1, 0, 9, 0, 0, 0, 0, 0, 0, 0, 56, 0, 0, 0]);
+        let packet = packet(Packet { interface: 3, at: VirtualTime::from_ns(5 << 32 | 6), way: Way::Sent, frame: b"frame" });
+        assert_eq!(packet[..28], [6, 0, 0, 0, 52, 0, 0, 0, 3, 0, 0, 0, 5, 0, 0, 0, 6, 0, 0, 0, 5, 0, 0, 0, 5, 0, 0, 0]);
+        assert_eq!(packet[28..36], *b"frame\0\0\0");
+        assert_eq!(packet[36..], [2, 0, 4, 0, 2, 0, 0, 0, 0, 0, 0, 0, 52, 0, 0, 0]);
+        let statistics = statistics(3, VirtualTime::from_ns(5 << 32 | 6), Recorded { written: 7, missed: 2 });
+        assert_eq!(statistics[..20], [5, 0, 0, 0, 52, 0, 0, 0, 3, 0, 0, 0, 5, 0, 0, 0, 6, 0, 0, 0]);
+        assert_eq!(statistics[20..32], [4, 0, 8, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(statistics[32..], [5, 0, 8, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 52, 0, 0, 0]);
     }
 
     #[test]
-    fn a_slow_writer_misses_frames_and_says_so() {
-        let file = File::default();
-        let tap = Tap::start(&interface(), file.clone()).unwrap();
-        let total = 3 * WAITING_MAX as u64;
-        let shut = file.shut.lock().unwrap();
-        // The thread takes some into its own buffer before it has to wait.
-        (0..total).for_each(|time| tap.note(at(time), Way::Sent, &[0; 9000]));
-        drop(shut);
-        let captured = tap.finish().unwrap();
-        assert!(captured.missed >= WAITING_MAX as u64, "{captured:?}");
-        assert_eq!(captured.written + captured.missed, total);
-        let blocks = blocks(&file.bytes.lock().unwrap());
-        assert_eq!(blocks.len() as u64, captured.written + 3);
-        let said = options(&blocks.last().unwrap().1[12..]);
-        assert_eq!(said, [(4, total.to_le_bytes().to_vec()), (5, captured.missed.to_le_bytes().to_vec())]);
+    fn what_is_written_can_be_read() {
+        let at = VirtualTime::from_ns(1 << 40 | 9);
+        let frame = Packet { interface: 1, at, way: Way::Received, frame: &[7; 61] };
+        let recorded = Recorded { written: 1, missed: 5 };
+        let file = [section(), described(), packet(frame), statistics(1, at, recorded)].concat();
+        let mut rest = &file[..];
+        let expected = [Block::Section, Block::Interface("a:eth1".into()), Block::Packet(frame), Block::Statistics(1, at, recorded)];
+        for block in expected {
+            for part in 0..8 {
+                assert_eq!(read(&rest[..part]).unwrap(), None);
+            }
+            let (found, length) = read(rest).unwrap().unwrap();
+            assert_eq!(found, block);
+            assert_eq!(read(&rest[..length - 1]).unwrap(), None);
+            rest = &rest[length..];
+        }
+        assert!(rest.is_empty());
     }
 
     #[test]
-    fn a_file_that_takes_nothing_ends_the_capture() {
-        struct Full;
-        impl Write for Full {
-            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-                if bytes.len() < 1000 { Ok(bytes.len()) } else { Err(io::ErrorKind::StorageFull.into()) }
-            }
-
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
+    fn nonsense_is_no_block() {
+        let good = described();
+        for (place, byte) in [(4, 55), (4, 8), (7, 1), (good.len() - 4, 60), (18, 255), (16, 8)] {
+            let mut bad = good.clone();
+            bad[place] = byte;
+            bad.resize(256, 0);
+            assert!(read(&bad).is_err(), "byte {place} is {byte}");
         }
-        let tap = Tap::start(&interface(), Full).unwrap();
-        (0..100).for_each(|time| tap.note(at(time), Way::Sent, &[0; 9000]));
-        assert_eq!(tap.finish().unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
 }

@@ -3,15 +3,18 @@
 use crate::{
     codel::Codel,
     counters::{Counters, Dropped, Traffic},
-    direction::{Direction, Flying, Frame, LANDED_MAX, Waiting},
+    direction::{Direction, Flying, Frame, LANDED_MAX},
+    queue::Waiting,
     random::Random,
     switch::{Station, Switch},
-    topology::{Mac, Topology},
+    topology::{Lan, Mac, Topology},
     world::World,
 };
 
 const MAGIC: &[u8; 8] = b"FERMANET";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// Without the ports at which waiting frames came in. They count as of one.
+const VERSION_WITHOUT_PORTS: u32 = 1;
 /// Bytes of the topology in JSON: some hundred an interface.
 const TOPOLOGY_MAX: usize = 8 << 20;
 /// Counts above this are not from counting.
@@ -54,8 +57,8 @@ impl World {
             return unreadable("it does not begin as one");
         }
         let version = reader.u32()?;
-        if version != VERSION {
-            return unreadable(format!("it has version {version}, and this program reads version {VERSION}"));
+        if ![VERSION_WITHOUT_PORTS, VERSION].contains(&version) {
+            return unreadable(format!("it has version {version}, and this program reads versions {VERSION_WITHOUT_PORTS} and {VERSION}"));
         }
         let length = reader.u32()? as usize;
         if length > TOPOLOGY_MAX {
@@ -65,8 +68,9 @@ impl World {
         let seed = reader.u64()?;
         let mut world = World::new(&topology, seed).map_err(|error| Unreadable(error.to_string()))?;
         world.now = reader.u64()?;
-        for (index, direction) in world.directions.iter_mut().enumerate() {
-            read_direction(&mut reader, direction)?;
+        let ports = ports(&topology);
+        for (index, (direction, ports)) in world.directions.iter_mut().zip(ports).enumerate() {
+            read_direction(&mut reader, direction, (version > VERSION_WITHOUT_PORTS).then_some(ports))?;
             direction.random = Random::new(seed, index as u64, reader.u64()?);
         }
         for (switch, lan) in world.switches.iter_mut().zip(&topology.lans) {
@@ -89,14 +93,22 @@ fn write_direction(bytes: &mut Vec<u8>, direction: &Direction) {
     bytes.extend(codel.count.to_le_bytes());
     bytes.extend(codel.last_count.to_le_bytes());
     numbers(bytes, &counts(counters));
-    let waiting = direction.queue.frames().iter().map(|waiting| (waiting.since, &waiting.frame));
-    write_frames(bytes, waiting);
+    let waiting = direction.queue.frames();
+    write_frames(bytes, waiting.iter().map(|waiting| (waiting.since, &waiting.frame)));
+    waiting.iter().for_each(|waiting| bytes.extend(waiting.from.to_le_bytes()));
     write_frames(bytes, direction.flying.iter().map(|flying| (flying.due, &flying.frame)));
     write_frames(bytes, direction.landed.iter().map(|frame| (0, frame)));
     numbers(bytes, &[direction.random.position()]);
 }
 
-fn read_direction(reader: &mut Reader, direction: &mut Direction) -> Result<(), Unreadable> {
+/// By direction: of how many ports frames can be in it.
+fn ports(topology: &Topology) -> impl Iterator<Item = u32> {
+    let of_lan = |lan: &Lan| lan.ports.iter().flat_map(|_| [1, lan.ports.len() as u32]).collect::<Vec<_>>();
+    topology.links.iter().flat_map(|_| [1, 1]).chain(topology.lans.iter().flat_map(of_lan))
+}
+
+/// Without a number of ports, nothing says at which one a frame came in.
+fn read_direction(reader: &mut Reader, direction: &mut Direction, ports: Option<u32>) -> Result<(), Unreadable> {
     let flags = reader.u8()?;
     direction.up = flags & 1 != 0;
     [direction.free_at, direction.fraction, direction.last_due] = reader.u64s()?;
@@ -112,12 +124,13 @@ fn read_direction(reader: &mut Reader, direction: &mut Direction) -> Result<(), 
     }
     let allowed = |frame: &Frame| if direction.allows(frame.len()) { Ok(()) } else { unreadable("a frame too short or too long") };
     let queue = reader.frames(allowed)?;
+    let from = queue.iter().map(|_| ports.map_or(Ok(0), |ports| reader.port(ports))).collect::<Result<Vec<_>, _>>()?;
     let flying = reader.frames(allowed)?;
     let landed = reader.frames(allowed)?;
     if !flying.is_sorted_by_key(|(due, _)| *due) || landed.len() > LANDED_MAX || landed.iter().any(|(time, _)| *time != 0) {
         return unreadable("frames in an order or a number that cannot be");
     }
-    queue.into_iter().for_each(|(since, frame)| direction.queue.push(Waiting { since, frame }));
+    queue.into_iter().zip(from).for_each(|((since, frame), from)| direction.queue.push(Waiting { since, from, frame }));
     direction.flying = flying.into_iter().map(|(due, frame)| Flying { due, frame }).collect();
     direction.landed = landed.into_iter().map(|(_, frame)| frame).collect();
     Ok(())
@@ -218,6 +231,12 @@ impl<'b> Reader<'b> {
         let mut numbers = [0; N];
         numbers.iter_mut().try_for_each(|number| self.u64().map(|read| *number = read))?;
         Ok(numbers)
+    }
+
+    /// One of so many ports.
+    fn port(&mut self, ports: u32) -> Result<u32, Unreadable> {
+        let port = self.u32()?;
+        if port < ports { Ok(port) } else { unreadable("a frame from a port that is not there") }
     }
 
     /// A count, then frames with a time each. The list grows as it is read: the count alone takes no memory.

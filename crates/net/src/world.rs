@@ -131,7 +131,7 @@ impl World {
     pub fn send(&mut self, now: VirtualTime, from: InterfaceId, frame: &[u8]) {
         self.advance(now);
         let (now, out) = (self.now, self.wires[from.index()].out);
-        self.change(out, |direction, memory| direction.enter(now, &frame.into(), memory));
+        self.change(out, |direction, memory| direction.enter(now, 0, &frame.into(), memory));
     }
 
     /// When [`deliver`](Self::deliver) is to be called next, if nothing is sent until then. It may have nothing to hand over yet.
@@ -283,7 +283,7 @@ impl World {
         };
         for to in ports.filter(|to| *to != port) {
             let from_switch = self.first[lan] + 2 * to as usize + 1;
-            self.change(from_switch, |direction, memory| direction.enter(now, frame, memory));
+            self.change(from_switch, |direction, memory| direction.enter(now, port, frame, memory));
         }
     }
 

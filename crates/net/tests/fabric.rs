@@ -6,15 +6,16 @@ mod driver;
 use driver::{DATA, Descriptor, Driver, HIGH, INDIRECT, NEXT, RAM, RING, WRITE, file_offset, new_ram};
 use fermata_linux::clock::monotonic;
 use fermata_net::{
-    Change, Clock, Fabric, Interface, InterfaceId, Lan, Link, Mac, NicOptions, Port, Reshape, Shape, Snapshot, Topology, World,
+    Block, CAPTURES_MAX, Capture, Change, Clock, Fabric, Interface, InterfaceId, Lan, Link, Mac, NicOptions, Port, Reshape, Shape,
+    Snapshot, Topology, Way, World, pcapng,
 };
 use fermata_types::{PAGE_SIZE, PageNumber, VirtualTime};
 use fermata_vhost::{DirtyPages, MemoryWatch, Region, WriteWatch};
 use std::{
     fs::File,
-    io,
+    io::{self, Read, Write},
     ops::Range,
-    os::unix::fs::FileExt,
+    os::unix::{fs::FileExt, net::UnixStream},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -206,6 +207,91 @@ fn frames_come_as_they_were_sent() {
     assert!(a.hears_nothing() && b.hears_nothing());
     let [sent, _] = bench.fabric.look(|world| world.counters(InterfaceId(0)).unwrap());
     assert_eq!((sent.sent.frames, sent.arrived.frames), (5, 5));
+}
+
+/// What a capture has: interface, way, time, and the number that the frame has.
+fn captured(capture: &Capture) -> Vec<(u32, Way, VirtualTime, u32)> {
+    let bytes = capture.read(Duration::ZERO);
+    let (mut rest, mut packets) = (&bytes[..], Vec::new());
+    while let Some((block, length)) = pcapng::read(rest).unwrap() {
+        let Block::Packet(packet) = block else { panic!("{block:?}") };
+        let number = u32::from_le_bytes(packet.frame[14..18].try_into().unwrap());
+        packets.push((packet.interface, packet.way, packet.at, number));
+        rest = &rest[length..];
+    }
+    packets
+}
+
+#[test]
+fn a_capture_has_what_goes_through_its_interfaces_and_goes_on_elsewhere() {
+    const HOUR: u64 = 3_600_000_000_000;
+    let topology = lan(3);
+    let bench = Bench::new(&topology);
+    let (mut a, mut b, mut c) = (bench.guest(0), bench.guest(1), bench.guest(2));
+    [&mut a, &mut b, &mut c].into_iter().for_each(|guest| guest.lay(16));
+    let of = |interfaces: &[usize]| Arc::new(Capture::new(interfaces.iter().map(|at| topology.interfaces[*at].clone()).collect(), None));
+    let (both, third, brief) = (of(&[0, 1]), of(&[2]), of(&[0]));
+    assert!(bench.fabric.capture(&both, None) && bench.fabric.capture(&third, Some(Duration::from_nanos(HOUR))));
+    assert!(bench.fabric.capture(&brief, Some(Duration::ZERO)));
+    // Everybody gets the first one, for nobody knows the second machine yet.
+    a.send(&[frame(1, 0, 1, 60)]);
+    b.receive(1);
+    c.receive(1);
+    b.send(&[frame(0, 1, 2, 60)]);
+    a.receive(1);
+    let seen = captured(&both);
+    let (sent, received) = (Way::Sent, Way::Received);
+    let order: Vec<_> = seen.iter().map(|(interface, way, _, number)| (*interface, *way, *number)).collect();
+    assert_eq!(order, [(0, sent, 1), (1, received, 1), (1, sent, 2), (0, received, 2)]);
+    assert!(seen.is_sorted_by_key(|(_, _, at, _)| *at) && seen[3].2 <= bench.fabric.clock().now());
+    assert_eq!(captured(&third).len(), 1);
+    assert!(captured(&brief).is_empty() && !bench.fabric.feeds(&brief));
+
+    // A journey to an hour later, in another body.
+    bench.fabric.freeze();
+    bench.fabric.clock().stop();
+    let later = Bench::frozen(&topology, None);
+    later.fabric.share_captures(&bench.fabric);
+    let at = VirtualTime::from_ns(bench.fabric.clock().now().ns + HOUR);
+    later.fabric.restore(Snapshot { at, ..bench.fabric.snapshot() });
+    later.fabric.thaw();
+    let (mut a, mut b) = (later.guest(0), later.guest(1));
+    b.lay(16);
+    a.send(&[frame(1, 0, 3, 60)]);
+    b.receive(1);
+    let seen = captured(&both);
+    assert_eq!(
+        seen.iter().map(|(interface, way, _, number)| (*interface, *way, *number)).collect::<Vec<_>>(),
+        [(0, sent, 3), (1, received, 3)]
+    );
+    assert!(seen[0].2 >= at);
+    assert!(later.fabric.feeds(&both) && later.fabric.feeds(&third), "what was left of the time is left");
+    assert!(!later.fabric.feeds(&brief));
+
+    drop((third, brief));
+    let more: Vec<_> = (0..CAPTURES_MAX).map(|_| of(&[0])).collect();
+    let begun: Vec<_> = more.iter().map(|capture| later.fabric.capture(capture, None)).collect();
+    assert_eq!(begun, [vec![true; CAPTURES_MAX - 1], vec![false]].concat(), "places of those that ended are free");
+}
+
+/// QEMU enables the rings before it says which features it takes. QEMU 7 waits for no answer, QEMU 10 does.
+#[test]
+fn whoever_waits_for_an_answer_gets_one() {
+    const GET_FEATURES: u32 = 1;
+    const SET_VRING_ENABLE: u32 = 18;
+    let bench = Bench::new(&pair(Shape::default()));
+    let mut stream = UnixStream::connect(bench.dir.path().join("net0.sock")).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut say = |words: &[u32]| stream.write_all(&words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>()).unwrap();
+    for (ring, flags) in [(0, 1), (1, 1 | 8)] {
+        say(&[SET_VRING_ENABLE, flags, 8, ring, 1]);
+    }
+    say(&[GET_FEATURES, 1, 0]);
+    let mut answers = [0; 40];
+    stream.read_exact(&mut answers).unwrap();
+    let word = |at: usize| u32::from_ne_bytes(answers[4 * at..4 * at + 4].try_into().unwrap());
+    assert_eq!([0, 1, 2, 3, 4].map(word), [SET_VRING_ENABLE, 1 | 4, 8, 0, 0]);
+    assert_eq!([5, 6, 7].map(word), [GET_FEATURES, 1 | 4, 8]);
 }
 
 #[test]
@@ -421,6 +507,8 @@ fn memory_is_brought_in_before_it_is_touched_and_reported_after() {
     b.send(&[frame(0, 1, 2, 1500)]);
     assert_eq!(a.receive(1), [frame(0, 1, 2, 1500)]);
     assert!(!before(target), "the page was brought in");
+    // Whoever handed the frame over has then ended its turn, and noted all of it.
+    bench.fabric.freeze();
     let dirty = bench.dirty[0].take();
     // Starting a ring, the server says in its used ring whether it wants to be kicked.
     let [used, of_sender] = [driver::USED, driver::USED + driver::RING_STRIDE].map(|at| at / PAGE_SIZE as u64);

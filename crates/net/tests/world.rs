@@ -273,6 +273,46 @@ fn a_live_link_changes() {
     assert_eq!(before.links[0].shapes[0], Shape::default());
 }
 
+/// What the machine A of a LAN, whose ports have 100 Mbit/s, brings to B in a second by sending `rate`, while another one sends ten times its port's rate `to`.
+fn beside_a_flood(rate: u64, to: Option<Mac>) -> Vec<(u64, u64)> {
+    const PORT: u64 = 100_000_000;
+    let port = || Shape { rate: Some(PORT), queue: 100, ..Shape::default() };
+    let mut world = World::new(&lan(&[port(), port(), port(), port()]), 1).unwrap();
+    // The switch learns where everybody is.
+    (0..4).for_each(|from| world.send(at(0), InterfaceId(from), &frame(BROADCAST, mac(from), 0, 60)));
+    run(&mut world, S);
+    let every = |rate: u64| 1514 * 8 * S / rate;
+    let (mut came, mut flooded) = (Vec::new(), 0);
+    for number in 0..S / every(rate) {
+        // No two frames of A's are equally far apart: nobody is in step with the flood.
+        let now = S + number * every(rate) + (number * 7919) % (every(rate) / 4);
+        if let Some(to) = to {
+            while flooded * every(10 * PORT) < now - S {
+                world.send(at(S + flooded * every(10 * PORT)), InterfaceId(2), &frame(to, mac(2), u64::MAX, 1514));
+                flooded += 1;
+            }
+        }
+        world.send(at(now), A, &frame(mac(1), mac(0), number, 1514));
+        came.extend(run(&mut world, now));
+    }
+    came.extend(run(&mut world, 3 * S));
+    let ours = came.iter().filter(|(_, to, frame)| *to == B && number(frame) != u64::MAX);
+    ours.map(|(time, _, frame)| (*time, number(frame))).collect()
+}
+
+#[test]
+fn a_flood_leaves_others_their_share_of_the_rate() {
+    let alone = beside_a_flood(99_000_000, None);
+    assert_eq!(alone.len(), 8173);
+    assert_eq!(beside_a_flood(99_000_000, Some(mac(3))), alone, "a flood to another port changes nothing");
+    // Where a flood goes to everybody, a port that two want has half for each, and who wants less has all of that.
+    for (rate, share) in [(99_000_000, 50), (50_000_000, 100), (20_000_000, 100)] {
+        let alone = beside_a_flood(rate, None).len();
+        let beside = beside_a_flood(rate, Some(BROADCAST)).len();
+        assert!(beside * 100 >= alone * share, "{rate} bit/s: {beside} of {alone}");
+    }
+}
+
 #[test]
 fn a_flood_leaves_others_their_room() {
     let endless = || Shape { delay_ns: 3600 * S, ..Shape::default() };

@@ -5,7 +5,7 @@ use crate::{
     spares::Spares,
     tally::{Kind, Tally},
 };
-use fermata_experiment::{Arrival, Asked, Host, Journey, Run, Spec, Status, fits, spare, travel};
+use fermata_experiment::{Arrival, Asked, Body, Host, Journey, Run, Spec, Status, fits, spare, travel};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::{Progress, Record};
 use fermata_types::{CheckpointId, VirtualTime};
@@ -125,7 +125,7 @@ impl Keeper {
         let record = self.record(&id)?;
         let how = Journey { eager, paused, fresh_randomness: false };
         let branch = self.branch_from(&record.branch, &id, &[])?;
-        let (arrival, warm) = self.arrive(&id, &record, &branch, how)?;
+        let (arrival, warm) = self.arrive(&id, &record, &branch, how, None)?;
         let time_virtual = arrival.time_virtual;
         let took = watch.elapsed();
         let run = Run::begin(self.host.clone(), &self.spec, FIRST_RUN, arrival)?;
@@ -260,7 +260,7 @@ impl Keeper {
         // Nobody will miss what it would still do; its processor is needed.
         let _ = before.pause();
         let how = Journey { eager, paused, fresh_randomness: false };
-        let (arrival, warm) = match self.arrive(&id, &record, &record.branch, how) {
+        let (arrival, warm) = match self.arrive(&id, &record, &record.branch, how, Some(&before)) {
             Ok(arrived) => arrived,
             Err(error) => {
                 if was_running {
@@ -303,7 +303,7 @@ impl Keeper {
         };
         let name = self.fork_name(fork.name)?;
         let how = Journey { eager: fork.eager, paused: fork.paused, fresh_randomness: !fork.same_randomness };
-        let (arrival, warm) = self.arrive(&id, &record, &name, how)?;
+        let (arrival, warm) = self.arrive(&id, &record, &name, how, None)?;
         let time_virtual = arrival.time_virtual;
         let took = watch.elapsed();
         self.keep(Arc::new(Run::begin(self.host.clone(), &self.spec, &name, arrival)?));
@@ -328,8 +328,8 @@ impl Keeper {
         Ok(record)
     }
 
-    /// A body at the checkpoint: the spare one if it fits, else one that is started now.
-    fn arrive(&self, id: &CheckpointId, record: &Record, branch: &str, how: Journey) -> Result<(Arrival, bool)> {
+    /// A body at the checkpoint: the spare one if it fits, else one that is started now. Captures of the body that it is to replace go on in it.
+    fn arrive(&self, id: &CheckpointId, record: &Record, branch: &str, how: Journey, from: Option<&Body>) -> Result<(Arrival, bool)> {
         // A process that waits may die like any other.
         let ready = self.spares.take(|body| fits(body, id, record) && body.gone().is_empty());
         let warm = ready.is_some();
@@ -337,6 +337,9 @@ impl Keeper {
             Some(body) => body,
             None => spare(&self.host, id, record, &mut |what, progress| self.report(what, progress))?,
         };
+        if let (Some(fabric), Some(left)) = (body.fabric(), from.and_then(Body::fabric)) {
+            fabric.share_captures(left);
+        }
         let arrival = travel(&self.host, body, id, record, branch, how);
         self.report("", Progress::default());
         Ok((arrival?, warm))

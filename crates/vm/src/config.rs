@@ -93,6 +93,11 @@ const NET_SLOT: u32 = 16;
 /// Virtual nanoseconds an instruction takes in a deterministic machine: 2 to this power.
 pub(crate) const ICOUNT_SHIFT: u32 = 3;
 
+/// QEMU's name for a network interface.
+pub(crate) fn net_id(number: u32) -> String {
+    format!("eth{number}")
+}
+
 /// The directory of one QEMU process: its sockets, its RAM, its logs.
 #[derive(Debug, Clone)]
 pub struct Place {
@@ -266,12 +271,13 @@ fn devices(line: &mut Line, config: &MachineConfig, id: &MachineId, place: &Plac
         let socket = escape(&place.net_socket(*number).to_string_lossy());
         line.add("-chardev", format!("socket,id=net{number},path={socket}"));
         line.add("-netdev", format!("vhost-user,id=net{number},chardev=net{number},queues=1"));
-        let slot = NET_SLOT + number;
+        let slot = NET_SLOT.saturating_add(*number);
         // No ROM to boot from, and nothing that the machine would say by itself when it comes back from a checkpoint.
         line.add(
             "-device",
             format!(
-                "virtio-net-pci,netdev=net{number},mac={mac},host_mtu={mtu},addr={slot:#x},romfile=,guest_announce=off,disable-legacy=on{vectors}"
+                "virtio-net-pci,id={},netdev=net{number},mac={mac},host_mtu={mtu},addr={slot:#x},romfile=,guest_announce=off,disable-legacy=on{vectors}",
+                net_id(*number)
             ),
         );
     }

@@ -8,7 +8,7 @@
 use crate::{
     Agent, Error, Result,
     capture::CaptureOptions,
-    config::{Accel, MachineConfig, Place, Start, arguments},
+    config::{Accel, MachineConfig, Place, Start, arguments, net_id},
     device_state,
     faults::{Fate, FaultServer, Memory},
     held::{Held, HeldPages},
@@ -41,6 +41,8 @@ const STATE_IN: u32 = 100;
 
 /// Longest time for the shim to hand over, for a device state to be loaded, and for an answer that nobody stands still for.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// One that is silent for this long learns nothing of its carrier; a checkpoint may wait for it.
+const CARRIER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where the firmware's memory ends: the processor starts just below 4 GiB.
 const FIRMWARE_END: u64 = 1 << 32;
@@ -340,6 +342,11 @@ impl Machine {
     /// While it is held for a checkpoint, it counts as running: nobody stopped it, and it goes on in a moment.
     pub(crate) fn hold(&self, held: bool) {
         self.held.store(held, Ordering::Relaxed);
+    }
+
+    /// Has the guest see a network interface with a carrier, or without. The interface is named and not what it is connected to: so its rings run on.
+    pub fn set_carrier(&self, net: u32, up: bool) -> Result<()> {
+        self.monitor.run_within(&qmp::set_link { name: net_id(net), up }, CARRIER_PATIENCE).map(drop)
     }
 
     /// What it does now.

@@ -18,7 +18,8 @@ use fermata_api::{
 /// Show the links of a run, or change one while it runs
 ///
 /// A change holds from now on, for both directions unless one is named, and belongs to the checkpoints that are taken from then on: `fermata goto` brings back
-/// each link as it was. Frames that are already on their way keep the time at which they are due. To its guests a link that is down is silent: their carrier stays.
+/// each link as it was. Frames that are already on their way keep the time at which they are due. The guests at a link that is
+/// down see no carrier.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

@@ -1,20 +1,27 @@
 //! Links that are changed while they are in use, by hand and by events, and what a `goto` makes of it.
 
+use fermata_net::{Block, Packet, Recorded, Way, pcapng};
 use fermata_testkit::{
     Cli,
-    cli::{array, await_that, count, string},
+    cli::{self, array, await_that, count, string},
     guests,
 };
-use std::time::Duration;
+use std::{
+    fs,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
 
 const SOON: Duration = Duration::from_secs(120);
+/// Of an echo of 8900 bytes, with the headers of ICMP, IPv4 and Ethernet.
+const JUMBO: usize = 8900 + 8 + 20 + 14;
 
 #[test]
 fn links_change_by_hand_and_by_events_and_change_back_on_a_journey() {
     let cli = Cli::new();
     let (a, b) = ("    interfaces: {eth1: {ipv4: 10.9.0.1/24}}\n", "    interfaces: {eth1: {ipv4: 10.9.0.2/24}}\n    clock: +2h\n");
     let nodes = guests::several("links", 128, &[("a", "fermata.run=none", a), ("b", "fermata.run=none", b)]);
-    let links = "links:\n  - endpoints: [\"a:eth1\", \"b:eth1\"]\n    delay: 10ms\n";
+    let links = "links:\n  - endpoints: [\"a:eth1\", \"b:eth1\"]\n    delay: 10ms\n    mtu: 9000\n";
     let events = "events:\n  - {at: 30s, exec: b, run: \"echo here >> /tmp/event\"}\n  - {at: 30s, link: \"a:eth1\", delay: 30ms}\n";
     cli.write("links.yaml", &format!("{nodes}{links}{events}"));
     cli.ok(&["up", "links.yaml"]);
@@ -32,8 +39,13 @@ fn links_change_by_hand_and_by_events_and_change_back_on_a_journey() {
             await_that("the guests have their addresses", SOON, answers);
             let clock = |machine: &str| cli.shell(machine, "date +%s").parse::<i64>().expect("seconds");
             assert!((clock("b") - clock("a") - 7200).abs() < 60, "{} and {}", clock("a"), clock("b"));
+            offers_nothing(&cli);
+            let capture = capture(&cli);
+            jumbo(&cli);
             cli.ok(&["goto", &late]);
             assert_eq!(delay(), 30_000_000, "a link is restored as it was");
+            jumbo(&cli);
+            look_at_the_capture(&cli, capture);
             cli.ok(&["goto", &early]);
             assert_eq!(delay(), 10_000_000, "and as it was before");
         }
@@ -46,11 +58,94 @@ fn links_change_by_hand_and_by_events_and_change_back_on_a_journey() {
     assert_eq!(count(&ends[0]["sent"]["shape"]["loss"]), 20_000_000);
     assert_eq!(count(&ends[0]["received"]["shape"]["delay_ns"]), 30_000_000);
     assert_eq!(delay(), 50_000_000, "the other end of the same cable");
+    let carriers = |carrier: &str| {
+        let seen = || ["a", "b"].into_iter().all(|machine| cli.shell(machine, "cat /sys/class/net/eth1/carrier") == carrier);
+        await_that("both guests see whether there is a carrier", SOON, seen);
+    };
+    carriers("1");
     assert_eq!(cli.json(&["link", "main:a:eth1", "--down"])[0]["up"], false);
     assert!(cli.ok(&["link"]).contains("down"));
+    carriers("0");
+    let down = cli.checkpoint("without a carrier");
     assert_eq!(cli.json(&["link", "b:eth1", "--up"])[0]["up"], true);
+    carriers("1");
+    cli.ok(&["goto", &down]);
+    carriers("0");
+    cli.ok(&["link", "b:eth1", "--up", "--loss", "0%"]);
+    carriers("1");
+    jumbo(&cli);
     cli.fails(&["link", "a:eth7"], 1, &["no interface \"a:eth7\"", "a:eth1, b:eth1"]);
     cli.fails(&["link", "--delay", "1ms"], 1, &["name one of its interfaces"]);
     cli.fails(&["link", "a:eth1", "--jitter", "1h"], 1, &["nothing was changed", "jitter"]);
+    let wire = cli.path().join("brief.pcapng");
+    let ends = cli.json(&["capture", "b:eth1", "--for", "1us", "-o", "brief.pcapng"]);
+    assert_eq!((string(&ends["interfaces"][0]["interface"]), string(&ends["file"])), ("b:eth1", "brief.pcapng"));
+    assert_eq!(count(&ends["interfaces"][0]["missed"]), 0);
+    assert!(fs::metadata(&wire).is_ok_and(|file| file.len() > 0));
+    cli.fails(&["capture", "a:eth7", "-o", "none.pcapng"], 1, &["no interface \"a:eth7\""]);
+    assert!(!cli.path().join("none.pcapng").exists());
+    let mut capture = capture(&cli);
     cli.ok(&["down"]);
+    assert!(cli::end(&mut capture, SOON).is_some_and(|status| status.success()), "a capture ends with its run");
+}
+
+/// A driver is offered neither checksums nor segmentation, and no buffers to be merged: of bits 0 to 15 none but for the MTU, the address, and a switch for
+/// offloads that are not there.
+fn offers_nothing(cli: &Cli) {
+    let bits = cli.shell("a", "cat /sys/class/net/eth1/device/features");
+    let offered: Vec<_> = (0..16).filter(|bit| bits.as_bytes()[*bit] == b'1').collect();
+    assert_eq!(offered, [2, 3, 5], "{bits}");
+    assert_eq!(cli.shell("a", "cat /sys/class/net/eth1/mtu"), "9000");
+}
+
+/// An echo in one frame each way.
+fn jumbo(cli: &Cli) {
+    cli.shell("a", "ping -c 1 -W 20 -s 8900 10.9.0.2");
+}
+
+/// Begins a capture of both ends of the cable.
+fn capture(cli: &Cli) -> Child {
+    let file = cli.path().join("wire.pcapng");
+    let _ = fs::remove_file(&file);
+    let mut command = cli.command(&["capture", "a:eth1", "b:eth1", "-o", "wire.pcapng"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
+    await_that("the capture begins", SOON, || fs::metadata(&file).is_ok_and(|file| file.len() > 0));
+    child
+}
+
+/// It goes on through a journey, has each frame at both ends, never early, and ends when it is told to.
+fn look_at_the_capture(cli: &Cli, mut capture: Child) {
+    let file = cli.path().join("wire.pcapng");
+    let is_whole = || jumbos(&fs::read(&file).unwrap_or_default()).len() >= 8;
+    await_that("all echoes are in the capture", SOON, is_whole);
+    let interrupted = Command::new("sh").args(["-c", &format!("kill -INT {}", capture.id())]).status().expect("sh runs");
+    assert!(interrupted.success());
+    assert!(cli::end(&mut capture, SOON).expect("it ends").success());
+    let bytes = fs::read(&file).expect("the capture");
+    let packets = jumbos(&bytes);
+    assert_eq!(packets.len(), 8, "two echoes, there and back, at both ends");
+    for pair in packets.chunks(2) {
+        let [sent, received] = pair else { unreachable!() };
+        assert_eq!((sent.way, received.way, sent.interface), (Way::Sent, Way::Received, 1 - received.interface));
+        assert!(sent.frame == received.frame, "what was sent is received");
+        assert!(received.at.ns >= sent.at.ns + 30_000_000, "{} and {}: early", sent.at, received.at);
+    }
+    let Some(Block::Statistics(1, _, Recorded { missed: 0, .. })) = blocks(&bytes).pop() else { panic!("no counts at the end") };
+}
+
+fn blocks(mut bytes: &[u8]) -> Vec<Block<'_>> {
+    let mut blocks = Vec::new();
+    while let Some((block, length)) = pcapng::read(bytes).expect("blocks") {
+        blocks.push(block);
+        bytes = &bytes[length..];
+    }
+    blocks
+}
+
+fn jumbos(bytes: &[u8]) -> Vec<Packet<'_>> {
+    let jumbo = |block| match block {
+        Block::Packet(packet) if packet.frame.len() == JUMBO => Some(packet),
+        _ => None,
+    };
+    blocks(bytes).into_iter().filter_map(jumbo).collect()
 }

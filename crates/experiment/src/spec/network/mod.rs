@@ -16,12 +16,13 @@ pub use quantities::{ClockOffset, Ipv4, Percent, Rate, Time};
 
 use fermata_net::{Change, Discipline, Mac, Reshape, Shape, topology::MTU_DEFAULT};
 use fermata_types::VirtualTime;
+use fermata_vm::NETS_MAX;
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::{Map, Value, json};
 use std::{fmt, str::FromStr};
 
-/// Interfaces are `eth0` to `eth31`.
-pub(super) const INTERFACE_NUMBERS: u8 = 32;
+/// The last interface: a machine has places for these.
+pub(super) const LAST_INTERFACE: u8 = NETS_MAX as u8 - 1;
 
 /// An interface of a machine. As text: `a:eth1`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,7 +48,7 @@ impl fmt::Display for Endpoint {
 
 /// Text that names no interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("expected a machine and its interface, eth0 to eth31, such as a:eth1")]
+#[error("expected a machine and its interface, eth0 to eth{LAST_INTERFACE}, such as a:eth1")]
 pub struct ParseEndpointError;
 
 impl FromStr for Endpoint {
@@ -63,7 +64,7 @@ impl FromStr for Endpoint {
 /// 1 for `eth1`.
 pub(super) fn interface_number(name: &str) -> Option<u8> {
     let digits = name.strip_prefix("eth")?;
-    let number = digits.parse().ok().filter(|number| *number < INTERFACE_NUMBERS)?;
+    let number = digits.parse().ok().filter(|number| *number <= LAST_INTERFACE)?;
     // One name for each interface: no zeros in front, no sign.
     (format!("{number}") == digits).then_some(number)
 }

@@ -8,17 +8,17 @@ use fermata_net::{Discipline, Mac};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// An interface of a machine, such as `a:eth1`: eth0 to eth31.
+/// An interface of a machine, such as `a:eth1`: eth0 to eth14.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(inline)]
-pub(in crate::spec) struct RawEndpoint(#[schemars(regex(pattern = "^[a-z0-9][a-z0-9-]{0,31}:eth([0-9]|[12][0-9]|3[01])$"))] pub String);
+pub(in crate::spec) struct RawEndpoint(#[schemars(regex(pattern = "^[a-z0-9][a-z0-9-]{0,31}:eth([0-9]|1[0-4])$"))] pub String);
 
 /// A name of an interface.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(inline)]
-pub(in crate::spec) struct InterfaceName(#[schemars(regex(pattern = "^eth([0-9]|[12][0-9]|3[01])$"))] pub String);
+pub(in crate::spec) struct InterfaceName(#[schemars(regex(pattern = "^eth([0-9]|1[0-4])$"))] pub String);
 
 /// An interface of a machine.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]

@@ -9,7 +9,7 @@ use super::{
         resolve::is_name,
         units::shorten,
     },
-    Action, Endpoint, Event, Link,
+    Action, Endpoint, Event, LAST_INTERFACE, Link,
     quantities::{Ipv4, Time},
     raw::{InterfaceName, RawEndpoint, RawEvent, RawInterface, RawLink, RawShape},
     reshape,
@@ -41,7 +41,7 @@ pub(in crate::spec) fn declared(
 ) -> Vec<Declared> {
     let read = |(name, interface): (&Spanned<InterfaceName>, &RawInterface)| {
         let Some(number) = super::interface_number(&name.value.0) else {
-            let message = format!("expected the name of an interface, eth0 to eth31, found \"{}\"", shorten(&name.value.0));
+            let message = format!("expected the name of an interface, eth0 to eth{LAST_INTERFACE}, found \"{}\"", shorten(&name.value.0));
             faults.invalid(name.span.clone(), "not an interface", message);
             return None;
         };

@@ -148,8 +148,8 @@ fn endpoints_that_cannot_be() {
         &with("links: [{endpoints: [\"a:eth1\", \"a:eth2\"]}]"),
         "4:22: a link from `a` to itself; connect it with another machine, or name a `lan`",
     );
-    for name in ["a", "a:", "a:eth", "a:eth32", "a:eth01", "a:eth+1", "a:ens3", ":eth1:"] {
-        let found = format!("4:32: expected a machine and its interface, eth0 to eth31, such as a:eth1, found \"{name}\"");
+    for name in ["a", "a:", "a:eth", "a:eth15", "a:eth01", "a:eth+1", "a:ens3", ":eth1:"] {
+        let found = format!("4:32: expected a machine and its interface, eth0 to eth14, such as a:eth1, found \"{name}\"");
         refused(&with(&format!("links: [{{endpoints: [\"b:eth1\", \"{name}\"]}}]")), &found);
     }
     refused(
@@ -220,7 +220,8 @@ fn interfaces_that_cannot_be() {
     };
     assert!(parse(&nodes("eth1: {ipv4: 10.0.0.1/8}", "eth1: {ipv4: 10.0.0.2/8}")).is_ok());
     refused(&nodes("eth2: {}", ""), "4:20: `a:eth2` is at no link; connect it under `links` or remove it");
-    refused(&nodes("ens3: {}", ""), "4:20: expected the name of an interface, eth0 to eth31, found \"ens3\"");
+    refused(&nodes("eth15: {}", ""), "4:20: expected the name of an interface, eth0 to eth14, found \"eth15\"");
+    refused(&nodes("ens3: {}", ""), "4:20: expected the name of an interface, eth0 to eth14, found \"ens3\"");
     refused(&nodes("eth1: x", ""), "4:26: expected an interface (a mapping of keys to values), found \"x\"");
     refused(
         &nodes("eth1: {mac: \"01:00:00:00:00:01\"}", ""),
