@@ -25,8 +25,11 @@ mod fidelity {
 use fermata_testkit::report::Report;
 use fidelity::{bittorrent, computing, link, pace, ping, sleep, tcp, time};
 
+/// A part of it.
+type Measure = fn(&mut Report);
+
 /// What can be measured, by name.
-const PARTS: [(&str, fn(&mut Report)); 8] = [
+const PARTS: [(&str, Measure); 8] = [
     ("lost", time::lost),
     ("deterministic", time::deterministic),
     ("sleep", sleep::sleep),

@@ -84,7 +84,7 @@ impl Picture<'_> {
         let mut mesh = chart.configure_mesh();
         mesh.bold_line_style(GRID).light_line_style(GRID.mix(0.0)).axis_style(INK).label_style((FONT, 14)).axis_desc_style((FONT, 14));
         mesh.x_desc(self.x).y_desc(self.y).draw()?;
-        let dashed = |at: &f64| DashedPathElement::new([(*at, bottom), (*at, most * 1.02)].into_iter(), 5, 5, MARK);
+        let dashed = |at: &f64| DashedPathElement::new([(*at, bottom), (*at, most * 1.02)], 5, 5, MARK);
         chart.draw_series(self.marks.iter().map(dashed))?;
         for ((name, points), colour) in self.series.iter().zip(COLOURS.into_iter().cycle()) {
             let line = chart.draw_series(std::iter::once(PathElement::new(thinned(points, right), colour.stroke_width(1))))?;

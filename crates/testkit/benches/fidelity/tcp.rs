@@ -57,17 +57,16 @@ pub fn tcp(report: &mut Report) {
     fs::write(capture.path(), fetch(receiver.machines()[1].machine(), CAPTURE)).expect("room for the capture");
     let tshark = |filter: &str, fields: &[&str]| tshark(capture.path(), filter, fields);
     let seams: Vec<_> = pace.checkpoints.iter().map(|at| clocks.wall(*at) / 1e9).collect();
-    let near = |at: f64| seams.iter().any(|seam| (*seam..seam + EFFECT).contains(&at));
+    let passed = sights[sights.len() - 1].at - sights[0].at;
+    let events = Events { seams: &seams, passed };
     for (what, filter) in FAULTS {
         let times: Vec<f64> = tshark(filter, &[]).iter().map(|line| line[0]).collect();
-        let caused = times.iter().filter(|at| near(**at)).count();
-        let name = format!("tcp: {what} at a checkpoint");
-        report.mark(&name, caused as f64, "", Some(("in all", times.len() as f64)), ("none", caused == 0));
+        events.tell(what, &times, report);
     }
     let frame = |line: Vec<f64>| Frame { at: line[0], data: line[1] > 0.0, window: line[2] as u32 };
     let frames: Vec<_> = tshark("tcp.port == 5201", &["tcp.len", "tcp.window_size_value"]).into_iter().map(frame).collect();
     assert!(!frames.is_empty(), "tcpdump saw nothing of the stream");
-    windows(&frames, &near, report);
+    events.tell("changes of the window", &changes_of_window(&frames), report);
     gaps(&frames, &seams, report);
     let rates = traffic::rates(&sights, 0, 0.5);
     let [with, without] = traffic::by_kind(&rates, &pace).map(|rates| quantile(&rates, 0.5));
@@ -123,19 +122,32 @@ fn tshark(capture: &std::path::Path, filter: &str, fields: &[&str]) -> Vec<Vec<f
     String::from_utf8_lossy(&done.stdout).lines().map(|line| line.split('\t').map(number).collect()).collect()
 }
 
-/// How often the receiver's window changes, at checkpoints and elsewhere.
-fn windows(frames: &[Frame], near: &dyn Fn(f64) -> bool, report: &mut Report) {
+/// When the receiver told another window than before.
+fn changes_of_window(frames: &[Frame]) -> Vec<f64> {
     let acknowledgements: Vec<_> = frames.iter().filter(|frame| !frame.data).collect();
     let changes = acknowledgements.windows(2).filter(|pair| pair[0].window != pair[1].window);
-    let times: Vec<_> = changes.map(|pair| pair[1].at).collect();
-    let caused = times.iter().filter(|at| near(**at)).count();
-    report.mark(
-        "tcp: changes of the window at a checkpoint",
-        caused as f64,
-        "",
-        Some(("in all", times.len() as f64)),
-        ("none", caused == 0),
-    );
+    changes.map(|pair| pair[1].at).collect()
+}
+
+/// What happens at checkpoints and elsewhere.
+struct Events<'a> {
+    /// The receiver's wall clock at the checkpoints, s.
+    seams: &'a [f64],
+    /// All of the time, s.
+    passed: f64,
+}
+
+impl Events<'_> {
+    /// Tells how many of these times are at a checkpoint, beside as many as would be there if checkpoints had nothing to do with them.
+    fn tell(&self, what: &str, times: &[f64], report: &mut Report) {
+        let near = |at: f64| self.seams.iter().any(|seam| (*seam..seam + EFFECT).contains(&at));
+        let at_checkpoints = times.iter().filter(|at| near(**at)).count() as f64;
+        let share = self.seams.len() as f64 * EFFECT / self.passed;
+        let expected = (times.len() as f64 - at_checkpoints) * share / (1.0 - share);
+        let mark = ("no more than chance", at_checkpoints <= expected + 3.0 * expected.sqrt());
+        report.mark(&format!("tcp: {what} at a checkpoint"), at_checkpoints, "", Some(("by chance", expected)), mark);
+        report.tell(&format!("tcp: {what} in all"), times.len() as f64, "", None);
+    }
 }
 
 /// How long nothing came, across checkpoints and elsewhere.
