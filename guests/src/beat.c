@@ -9,8 +9,9 @@
  *
  * SIGTERM ends it early. Nothing is written before the end, since that would disturb what is measured. FILE holds, all little-endian:
  * where the monotonic clock (ns), the machine's power management timer (3,579,545 Hz, 24 bits) and the wall clock (ns) stood at the
- * beginning, and the same at the end, which tells virtual time from the guest's own; how many echo replies came twice; how many records follow; and of each its
- * begin (ns, 64 bits) and what it took (ns, 32 bits; -1 if there was no end). The timer's port is that of QEMU's machines.
+ * beginning, and the same at the end, which tells virtual time from the guest's own; how many echo replies came twice; how many
+ * records follow; and of each its begin (ns, 64 bits) and what it took (ns, 32 bits, at most 2.1 s; -1 if there was no end). The
+ * timer's port is that of QEMU's machines.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>

@@ -8,7 +8,7 @@ use std::{ops::Range, thread, time::Duration};
 
 /// Between two checkpoints, as in the paper.
 pub const INTERVAL: Duration = Duration::from_secs(5);
-/// What was under way at a checkpoint, or began so shortly after it, has it across; ns. The virtual time of the checkpoint is exact to some microseconds.
+/// What was under way at a checkpoint, or began so shortly after it, has it across; ns. The time of the checkpoint is exact to some microseconds.
 const SEAM: Range<f64> = -20e3..1e6;
 
 /// What is done in a window.

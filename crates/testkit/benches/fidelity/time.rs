@@ -23,9 +23,9 @@ const END: Duration = Duration::from_secs(900);
 const OFTEN: Duration = Duration::from_millis(200);
 const LOST_US_MAX: f64 = 20.0;
 
-/// For how long the guest's processor ran between two checkpoints, less the virtual time that passed: what the clock ran on for before the processor did
-/// makes it less, and what the processor ran on for after the clock had stopped makes it more. The guest computes all the time, so its processor's thread
-/// either runs or waits for a processor of the host; the kernel counts both. Seldom checkpoints tell what is lost anyhow.
+/// For how long the guest's processor ran between two checkpoints, less the virtual time that passed: what the clock ran on for before the processor
+/// did makes it less, what the processor ran on for after the clock had stopped makes it more. The guest computes all the time, so its processor's
+/// thread either runs or waits for a processor of the host; the kernel counts both. Seldom checkpoints tell what is lost anyhow.
 pub fn lost(report: &mut Report) {
     lost_by("a machine", "", report);
     // QEMU starts each such device anew when the machine goes on, by a conversation with its server.

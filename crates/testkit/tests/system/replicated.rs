@@ -1,5 +1,5 @@
-//! A replicated service on three machines: Redis with two replicas, and a client whose writes count as acknowledged when all three have them. No checkpoint
-//! and no `goto` loses such a write or does one twice, and the service never notices: its logs stay as they were.
+//! A replicated service on three machines: Redis with two replicas, and a client whose writes count as acknowledged when all three have them. No
+//! checkpoint and no `goto` loses such a write or does one twice, and the service never notices: its logs stay as they were.
 //!
 //! Ten checkpoints and three journeys; 200 and 50 with `FERMATA_LONG=1`.
 
