@@ -12,6 +12,22 @@ compile_programs() {
     done
 }
 
+# The release that guests are made of.
+# shellcheck disable=SC2034 # used by who sources this
+suite=bookworm
+
+# package_sources: writes what mmdebstrap needs into the current directory: apt.sources, the package sources of this host, with source
+# packages, in the format that they have; and apt.conf.
+package_sources() {
+    local file=${FERMATA_GUEST_SOURCES:-/etc/apt/sources.list.d/debian.sources}
+    [ -r "$file" ] || file=/etc/apt/sources.list
+    grep -q "$suite" "$file" ||
+        die "$file does not name Debian $suite: set FERMATA_GUEST_SOURCES to an apt sources file that does"
+    sed -E -e 's/^Types:.*/Types: deb deb-src/' -e '/^deb /{p;s/^deb /deb-src /}' "$file" >apt.sources
+    # How this host reaches its mirror (proxies, checks of dates), as the guest has to while it is made.
+    apt-config dump | grep -E '^Acquire::(Check-|http|https|ForceIPv|Retries)' >apt.conf || true
+}
+
 # modules_into ROOT: copies the drivers into an initramfs, with the list that says their order.
 modules_into() {
     local module

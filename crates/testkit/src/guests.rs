@@ -30,7 +30,15 @@ pub fn tiny(name: &str, run: &str, more: &str) -> String {
 
 /// Several of them: the name of each, what it runs, and more lines for its node.
 pub fn several(name: &str, memory_mib: u32, machines: &[(&str, &str, &str)]) -> String {
-    let (kernel, initrd) = (file("vmlinuz"), file("tiny.cpio.gz"));
+    several_of("tiny.cpio.gz", name, memory_mib, machines)
+}
+
+/// The initramfs of the busybox guest with services of Debian's.
+pub const SERVICES: &str = "services.cpio.gz";
+
+/// The same from another initramfs that is made of the busybox guest.
+pub fn several_of(initrd: &str, name: &str, memory_mib: u32, machines: &[(&str, &str, &str)]) -> String {
+    let (kernel, initrd) = (file("vmlinuz"), file(initrd));
     let node = |(machine, run, more): &(&str, &str, &str)| {
         format!("  {machine}:\n    cmdline: console=ttyS0 quiet no_timer_check panic=-1 {run}\n{more}")
     };

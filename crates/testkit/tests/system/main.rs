@@ -21,6 +21,7 @@ mod metrics;
 mod network;
 mod page_map;
 mod randomness;
+mod replicated;
 mod selfcheck;
 mod soak;
 mod working_set;

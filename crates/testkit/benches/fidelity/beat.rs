@@ -1,0 +1,157 @@
+//! What `guests/src/beat.c` noted in a guest: something that was done again and again, when, and how long it took.
+
+use fermata_experiment::{Machine, Run};
+use fermata_types::VirtualTime;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const FILE: &str = "/run/beat";
+/// A piece of the file: the guest's agent hands over 16 MiB of output at most.
+const PIECE_MIB: usize = 8;
+const HEAD: usize = 64;
+const RECORD: usize = 12;
+const TIMER_HZ: f64 = 3_579_545.0;
+const TIMER_END: f64 = (1 << 24) as f64;
+/// After so long the timer begins anew.
+const TIMER_NS: f64 = TIMER_END / TIMER_HZ * 1e9;
+
+/// One time of many.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Beat {
+    /// When it began: the guest's monotonic clock, ns.
+    pub at: f64,
+    /// What it took, ns; none if it had no end.
+    pub took: Option<f64>,
+}
+
+impl Beat {
+    /// When it ended.
+    pub fn end(&self) -> f64 {
+        self.at + self.took.unwrap_or_default()
+    }
+}
+
+/// All of them, in order.
+#[derive(Debug)]
+pub struct Beats {
+    /// Each.
+    pub all: Vec<Beat>,
+    /// Replies that came twice.
+    pub doubled: u64,
+    /// The guest's clocks meanwhile.
+    pub clock: GuestTime,
+}
+
+/// A guest's clocks at one instant of virtual time, ns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Look {
+    virtual_ns: f64,
+    monotonic: f64,
+    wall: f64,
+}
+
+/// The clocks of a guest against virtual time: lines through two points. The guest's kernel found out by itself how fast its clocks go.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GuestTime([Look; 2]);
+
+impl GuestTime {
+    /// From the guest's clocks and the timer at two instants, of which the first was not before this virtual time, nor a turn of the timer after it.
+    fn new([begin, end]: [[i64; 3]; 2], not_before: VirtualTime) -> Self {
+        let timer_ns = |look: [i64; 3]| look[1] as f64 / TIMER_HZ * 1e9;
+        let look = |look: [i64; 3], virtual_ns| Look { virtual_ns, monotonic: look[0] as f64, wall: look[2] as f64 };
+        let began = not_before.ns as f64 + (timer_ns(begin) - not_before.ns as f64).rem_euclid(TIMER_NS);
+        // The nearest that the timer can mean.
+        let ended = began + (end[0] - begin[0]) as f64;
+        let ended = ended + (timer_ns(end) - ended + TIMER_NS / 2.0).rem_euclid(TIMER_NS) - TIMER_NS / 2.0;
+        Self([look(begin, began), look(end, ended)])
+    }
+
+    /// From the first instant of one to the last one of the other.
+    pub fn until(self, later: Self) -> Self {
+        Self([self.0[0], later.0[1]])
+    }
+
+    fn at(&self, virtual_ns: f64, clock: fn(&Look) -> f64) -> f64 {
+        let [begin, end] = &self.0;
+        let share = (virtual_ns - begin.virtual_ns) / (end.virtual_ns - begin.virtual_ns);
+        clock(begin) + share * (clock(end) - clock(begin))
+    }
+
+    /// The guest's wall clock at this virtual time, ns.
+    pub fn wall(&self, at: VirtualTime) -> f64 {
+        self.at(at.ns as f64, |look| look.wall)
+    }
+}
+
+impl Beats {
+    fn parse(bytes: &[u8], began: VirtualTime) -> Self {
+        let number = |at: usize| i64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        assert!(bytes.len() >= HEAD, "{} bytes from the guest", bytes.len());
+        let [doubled, count] = [48, 56].map(number);
+        let clock = GuestTime::new([[0, 8, 16].map(number), [24, 32, 40].map(number)], began);
+        let records = bytes[HEAD..].chunks_exact(RECORD).map(|record| {
+            let took = i32::from_le_bytes(record[8..].try_into().expect("four bytes"));
+            let at = i64::from_le_bytes(record[..8].try_into().expect("eight bytes"));
+            Beat { at: at as f64, took: (took >= 0).then_some(f64::from(took)) }
+        });
+        let all: Vec<_> = records.collect();
+        assert_eq!(all.len() as i64, count, "the guest's file is cut off");
+        Self { all, doubled: doubled as u64, clock }
+    }
+
+    /// The guest's monotonic clock at this virtual time, ns.
+    pub fn guest_time(&self, at: VirtualTime) -> f64 {
+        self.clock.at(at.ns as f64, |look| look.monotonic)
+    }
+}
+
+/// A guest that is at it.
+pub struct Beating<'a> {
+    run: &'a Run,
+    machine: usize,
+    began: VirtualTime,
+}
+
+impl<'a> Beating<'a> {
+    /// Begins in this machine of the run; `mode` and `more` are its arguments before and after the file.
+    pub fn begin(run: &'a Run, machine: usize, mode: &str, more: &str) -> Self {
+        let began = run.time_virtual();
+        sh(run.body().machines()[machine].machine(), &format!("rm -f {FILE}; setsid beat {mode} {FILE} {more} >/dev/console 2>&1 &"));
+        Self { run, machine, began }
+    }
+
+    /// Ends it.
+    pub fn end(self) -> Beats {
+        sh(self.run.body().machines()[self.machine].machine(), "killall -TERM beat; true");
+        self.wait()
+    }
+
+    /// Waits for its end.
+    pub fn wait(self) -> Beats {
+        let body = self.run.body();
+        let machine = body.machines()[self.machine].machine();
+        sh(machine, "while pidof beat >/dev/null; do sleep 0.1; done");
+        Beats::parse(&fetch(machine, FILE), self.began)
+    }
+}
+
+/// A file of a guest.
+pub fn fetch(machine: &Machine, file: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    loop {
+        let skip = bytes.len() >> 20;
+        let piece = sh(machine, &format!("dd if={file} bs=1M skip={skip} count={PIECE_MIB} 2>/dev/null"));
+        bytes.extend_from_slice(&piece);
+        if piece.len() < PIECE_MIB << 20 {
+            return bytes;
+        }
+    }
+}
+
+/// Runs a script in a guest. Returns what it printed.
+pub fn sh(machine: &Machine, script: &str) -> Vec<u8> {
+    let command = ["sh", "-c", script].map(str::to_owned);
+    let done = machine.agent().execute(&command, None, PATIENCE).unwrap_or_else(|error| panic!("{script}: {error}"));
+    assert_eq!(done.status, 0, "{script}: {}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    done.stdout
+}

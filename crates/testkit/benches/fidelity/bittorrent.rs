@@ -1,0 +1,70 @@
+//! One seeder and three clients on a LAN: figure 7 of the paper.
+
+use super::{
+    pace::{Pace, Rounds},
+    picture::Picture,
+    traffic,
+};
+use fermata_experiment::Run;
+use fermata_testkit::{
+    Bench,
+    bench::await_console_of,
+    guests,
+    measure::pick,
+    report::{Report, quantile},
+};
+use std::{thread, time::Duration};
+
+/// With the making of the file, on a busy host.
+const BOOT: Duration = Duration::from_secs(900);
+/// The file is in memory.
+const MEMORY_MIB: u32 = 320;
+/// The paper's LAN had 100 Mbit/s, and its clients got 8 each. Four emulated guests share two processors here.
+const RATE_MBIT: u32 = 4;
+const CLIENTS: [&str; 3] = ["b", "c", "d"];
+/// Until all have found each other.
+const WARM_UP: Duration = Duration::from_secs(20);
+/// Of which one throughput is the mean; s.
+const SPAN: f64 = 1.0;
+
+/// A swarm.
+pub fn bittorrent(report: &mut Report) {
+    let (_bench, run) = boot();
+    thread::sleep(pick(WARM_UP * 2, WARM_UP));
+    let rounds = pick(Rounds { rounds: 1, checkpoints: 20, without: 10 }, Rounds { rounds: 1, checkpoints: 4, without: 2 });
+    let (pace, sights) = traffic::during(&run, &CLIENTS, || Pace::keep(&run, rounds));
+    let (mut series, mut stalled) = (Vec::new(), 0);
+    for (place, name) in CLIENTS.iter().enumerate() {
+        let rates = traffic::rates(&sights, place, SPAN);
+        let [with, without] = traffic::by_kind(&rates, &pace);
+        stalled += with.iter().filter(|rate| **rate == 0.0).count();
+        let mean = |rates: &[f64]| rates.iter().sum::<f64>() / rates.len() as f64;
+        report.tell(&format!("bittorrent: {name} gets with checkpoints"), mean(&with), "Mbit/s", Some(("without", mean(&without))));
+        let least = |rates: &[f64]| quantile(rates, 0.0);
+        report.tell(&format!("bittorrent: {name}, its worst second"), least(&with), "Mbit/s", Some(("without", least(&without))));
+        series.push((format!("to {name}"), rates));
+    }
+    report.mark("bittorrent: seconds in which a client gets nothing", stalled as f64, "", None, ("none", stalled == 0));
+    report.note(format!("bittorrent: ctorrent; each cable {RATE_MBIT} Mbit/s; {} checkpoints", pace.checkpoints.len()));
+    let marks = pace.checkpoints.iter().map(|at| at.ns as f64 / 1e9).collect();
+    Picture { title: "BitTorrent: what three clients get", x: "virtual time, s", y: "Mbit/s", series, marks }.save(report, "bittorrent");
+}
+
+fn boot() -> (Bench, Run) {
+    // More than there is time for.
+    let file_mib = pick(160, 48);
+    let run = |host: u32, what: &str| format!("fermata.run=swarm:{what} fermata.ip=eth1:10.0.0.{host}/24");
+    let runs = [run(1, &format!("seed:{file_mib}")), run(2, "join"), run(3, "join"), run(4, "join")];
+    let nodes = [("a", runs[0].as_str(), ""), ("b", runs[1].as_str(), ""), ("c", runs[2].as_str(), ""), ("d", runs[3].as_str(), "")];
+    let endpoints = "[\"a:eth1\", \"b:eth1\", \"c:eth1\", \"d:eth1\"]";
+    let link = format!("links:\n  - {{lan: swarm, endpoints: {endpoints}, rate: {RATE_MBIT}Mbit, queue: 100}}\n");
+    let bench = Bench::new(&(guests::several_of(guests::SERVICES, "swarm", MEMORY_MIB, &nodes) + &link));
+    let run = bench.boot();
+    for machine in run.body().machines() {
+        await_console_of(machine.machine(), BOOT, |text| {
+            assert!(!text.contains("FERMATA FAIL"), "{text}");
+            text.contains("begins").then_some(())
+        });
+    }
+    (bench, run)
+}
