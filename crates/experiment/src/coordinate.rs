@@ -232,14 +232,17 @@ fn wait_for<S>(parts: &mut Parts<S>, of: &[usize], at: Option<VirtualTime>, cloc
     let left = |at| if clock.runs() { clock.until(at, monotonic()) } else { Duration::ZERO };
     if let Some(at) = at {
         let before = CATCH_UP * (parts.len() as u32 + 1);
-        wait_until(&Stopwatch::start(), left(at).saturating_sub(before));
+        let left = left(at).saturating_sub(before);
+        wait_until(&Stopwatch::start(), left);
     }
     let machines = parts.iter().filter(|part| part.kind() == PartKind::Machine).count();
     if at.is_some() || machines > 1 {
         each(parts, of, "prepare", |part| part.catch_up())?;
     }
     if let Some(at) = at {
-        wait_until(&Stopwatch::start(), left(at));
+        // The watch starts after the look: who loses the processor between the two is late, and not early.
+        let left = left(at);
+        wait_until(&Stopwatch::start(), left);
     }
     Ok(())
 }

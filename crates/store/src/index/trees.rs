@@ -121,9 +121,9 @@ impl Db {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use heed::{CommitOrAbort, EnvOpenOptions};
+    use crate::{files::FileSystem, index::Index};
     use proptest::prelude::*;
-    use std::collections::BTreeMap;
+    use std::{collections::BTreeMap, sync::Arc};
 
     #[derive(Debug, Clone)]
     enum Op {
@@ -145,26 +145,14 @@ mod tests {
         prop::collection::vec(op, 0..80)
     }
 
-    fn env(directory: &std::path::Path) -> heed::Env {
-        // SAFETY: the directory is this test's own.
-        #[allow(unsafe_code)]
-        unsafe { EnvOpenOptions::new().map_size(1 << 20).max_dbs(2).open(directory) }.unwrap()
-    }
-
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn two_trees_are_one_map(ops in ops()) {
             let directory = tempfile::tempdir().unwrap();
-            let env = env(directory.path());
-            let created = env.create_databases_and_commit(env.write_txn().unwrap(), |opener, write| {
-                let settled = opener.create_database::<Bytes, Bytes>(write, Some("settled"))?;
-                let fresh = opener.create_database::<Bytes, Bytes>(write, Some("fresh"))?;
-                Ok::<_, heed::Error>(CommitOrAbort::<_, ()>::Commit([settled, fresh]))
-            });
-            let [settled, fresh] = created.unwrap().commit().unwrap();
-            let db = Db::new(settled, Some(fresh));
-            let mut write = env.write_txn().unwrap();
+            let index = Index::open(directory.path(), Arc::new(FileSystem)).unwrap();
+            let db = index.pages;
+            let mut write = index.env.write_txn().unwrap();
             let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
             for op in ops {
                 match op {

@@ -387,7 +387,7 @@ fn networked() -> impl Strategy<Value = Spec> {
         let mut spec = parse(&with("")).unwrap();
         let endpoint = |(machine, number): (&str, u8)| Endpoint { machine: machine.into(), number };
         let places =
-            [(None, vec![("a", 1), ("b", 31)]), (Some("l1"), vec![("a", 0), ("b", 2), ("c", 9)]), (Some("l2"), vec![("c", 10), ("b", 10)])];
+            [(None, vec![("a", 1), ("b", 14)]), (Some("l1"), vec![("a", 0), ("b", 2), ("c", 9)]), (Some("l2"), vec![("c", 10), ("b", 10)])];
         for ((lan, ends), (forward, back, mtu)) in places.into_iter().zip(shapes) {
             let endpoints = ends.into_iter().map(endpoint).collect();
             spec.links.push(Link { lan: lan.map(str::to_owned), endpoints, forward, back, mtu });
