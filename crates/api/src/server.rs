@@ -220,14 +220,15 @@ where
     post(move |State(service): State<Shared>, body: Result<Bytes, BytesRejection>| async move {
         match parsed(body) {
             Ok(request) => answer(service, move |service, wanted| work(service, request, wanted)).await,
-            Err(refusal) => refusal,
+            Err((status, why)) => refuse(status, &why),
         }
     })
 }
 
-fn parsed<Q: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<Q, Response> {
-    let body = body.map_err(|rejected| refuse(rejected.status(), &rejected.body_text()))?;
-    let wrong = |error| refuse(StatusCode::BAD_REQUEST, &format!("the body is not the request expected here: {error}"));
+/// The request in a body, or how it is refused.
+fn parsed<Q: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<Q, (StatusCode, String)> {
+    let body = body.map_err(|rejected| (rejected.status(), rejected.body_text()))?;
+    let wrong = |error| (StatusCode::BAD_REQUEST, format!("the body is not the request expected here: {error}"));
     serde_json::from_slice(&body).map_err(wrong)
 }
 
@@ -235,7 +236,7 @@ fn parsed<Q: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<Q,
 async fn capture(State(service): State<Shared>, body: Result<Bytes, BytesRejection>) -> Response {
     let request = match parsed(body) {
         Ok(request) => request,
-        Err(refusal) => return refusal,
+        Err((status, why)) => return refuse(status, &why),
     };
     let (sender, mut pieces) = mpsc::channel(PIECES_MAX);
     let work = done(service, move |service, _| {

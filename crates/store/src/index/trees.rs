@@ -120,7 +120,6 @@ impl Db {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::{files::FileSystem, index::Index};
     use proptest::prelude::*;
     use std::{collections::BTreeMap, sync::Arc};
