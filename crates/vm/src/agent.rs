@@ -13,8 +13,8 @@ use std::{
     time::Duration,
 };
 
-/// One answer of an agent that is there.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// One answer of an agent that is there. On a busy host a guest may stand still for many seconds, and its command is lost when its agent is given up.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// One attempt to find out whether an agent is there.
 const KNOCK: Duration = Duration::from_millis(500);
 /// Between two questions whether a command ended.
