@@ -4,8 +4,8 @@ use crate::values;
 use fermata_experiment::{MachineBody, Run, Status, net::Topology};
 use fermata_store::Cost;
 use fermata_timeline::{Change, Entry, Resumed};
-use fermata_types::{CheckpointId, MachineId, PAGE_SIZE};
-use std::time::Duration;
+use fermata_types::{CheckpointId, ClassTimes, MachineId, PAGE_SIZE};
+use std::{collections::BTreeMap, time::Duration};
 
 /// Stretches of differing pages that are listed; the rest is in the counts.
 const STRETCHES_MAX: usize = 16;
@@ -48,12 +48,19 @@ pub(crate) fn checkpoint(entry: Entry) -> values::Checkpoint {
         stored_by_part: record.cost.stored_by_part,
         pages: record.cost.pages,
         pages_by_part: record.cost.parts,
+        sieve_ms: sieve_ms(&record.cost.sieve_ns),
         background_ms: record.cost.background_ns.into_iter().map(|(step, ns)| (step, from_ns(ns))).collect(),
         composition: record.cost.composition,
         parts: record.parts.into_iter().map(part).collect(),
         images: record.images,
         network: network(&record.spec),
     }
+}
+
+/// Nothing where nobody looked at a clock.
+fn sieve_ms(times: &ClassTimes) -> BTreeMap<String, f64> {
+    let classes = times.classes().filter(|_| !times.is_empty());
+    classes.map(|(class, ns)| (class.to_owned(), from_ns(ns))).collect()
 }
 
 /// The network in a specification. One that cannot be read is told of by whoever needs it.

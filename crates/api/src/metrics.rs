@@ -9,7 +9,7 @@ use fermata_timeline::{
     tally::{Histogram, Kind, RunTally, Steps, Tally},
 };
 use fermata_types::PageCounts;
-use std::{collections::BTreeMap, fmt::Write, fs};
+use std::{collections::BTreeMap, fmt::Write, fs, time::Duration};
 
 /// The media type of [`text`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -190,6 +190,7 @@ fn about_checkpoints(experiment: &Experiment, tally: &Tally) -> Vec<Metric> {
     let mut background =
         Metric::new("background_step_seconds", Summary, "What the work around the pause was spent on, while the guests ran.");
     let mut pages = Metric::new("pages_total", Counter, "Pages of checkpoints by part and by the sieve that they stuck in.");
+    let mut sieve = Metric::new("sieve_seconds_total", Counter, "What telling each class of pages took, the storing of new ones with it.");
     let mut duplicates =
         Metric::new("duplicate_pages_total", Counter, "Known pages: put before in the same checkpoint, or by an earlier one.");
     for (
@@ -201,6 +202,7 @@ fn about_checkpoints(experiment: &Experiment, tally: &Tally) -> Vec<Metric> {
             save: saves,
             steps: pause_steps,
             background: around,
+            sieve: times,
             pages: parts,
             stored_bytes,
         },
@@ -217,11 +219,14 @@ fn about_checkpoints(experiment: &Experiment, tally: &Tally) -> Vec<Metric> {
         save.histogram(of, saves);
         add_steps(&mut steps, of, pause_steps);
         add_steps(&mut background, of, around);
+        for (class, ns) in times.classes() {
+            sieve.add(&[of, &[("class", class)]].concat(), Duration::from_nanos(ns).as_secs_f64());
+        }
         for (part, counts) in parts {
             add_pages(&mut pages, &mut duplicates, &[of, &[("part", part)]].concat(), counts);
         }
     }
-    vec![taken, failed, stored, pause, skew, save, steps, background, pages, duplicates]
+    vec![taken, failed, stored, pause, skew, save, steps, background, sieve, pages, duplicates]
 }
 
 fn add_steps(metric: &mut Metric, of: Labels<'_>, steps: &Steps) {

@@ -24,7 +24,7 @@ pub fn plots(experiment: &str, checkpoints: &[Checkpoint], kinds: &[&str]) -> Pl
             "dirty" => dirty(checkpoints),
             "duplicates" => duplicates(checkpoints),
             "pause" => spent(checkpoints, "pause", |checkpoint| (pause_steps(checkpoint), Some(checkpoint.pause_ms))),
-            "background" => spent(checkpoints, "work around the pause", |checkpoint| (Cow::Borrowed(&checkpoint.background_ms), None)),
+            "background" => background(checkpoints),
             _ => return None,
         };
         Some(Plot { name: (*kind).to_owned(), panels })
@@ -193,6 +193,14 @@ fn spent(checkpoints: &[Checkpoint], what: &str, of: fn(&Checkpoint) -> (Cow<'_,
     ]
 }
 
+/// The work around the pause by part, and by the class of pages that it told.
+fn background(checkpoints: &[Checkpoint]) -> Vec<Panel> {
+    let work = spent(checkpoints, "work around the pause", |checkpoint| (Cow::Borrowed(&checkpoint.background_ms), None));
+    let sieve = spent(checkpoints, "sieve", |checkpoint| (Cow::Borrowed(&checkpoint.sieve_ms), None));
+    // Older checkpoints do not tell.
+    work.into_iter().chain(sieve.into_iter().take(1).filter(|panel| !panel.series.is_empty())).collect()
+}
+
 /// The steps of a pause. Those of several machines overlap: of each step the longest counts, for all wait for it.
 fn pause_steps(checkpoint: &Checkpoint) -> Cow<'_, Steps> {
     if checkpoint.skew.is_none() {
@@ -270,6 +278,7 @@ mod tests {
             stored_by_part: BTreeMap::from([("m1".to_owned(), 1 << 18), ("m1/disk0".to_owned(), 1 << 18)]),
             pages,
             pages_by_part: BTreeMap::from([("m1".to_owned(), machine), ("m1/disk0".to_owned(), disk)]),
+            sieve_ms: BTreeMap::from([("new".to_owned(), 7.0), ("free".to_owned(), 0.0)]),
             background_ms: steps(0.0),
             composition: BTreeMap::new(),
             saved_bytes: Default::default(),
@@ -340,6 +349,7 @@ mod tests {
         check(&pause[0], &[("m1 devices", [Some(2.0); 2]), ("m1 stop", [Some(1.0); 2]), ("rest", [Some(2.0); 2])]);
         assert_eq!(pause[1].series.iter().filter_map(|series| series.values[1]).sum::<f64>(), 100.0);
         check(&panels("background")[0], &[("m1 devices", [Some(2.0); 2])]);
+        check(&panels("background")[2], &[("new", [Some(7.0); 2])]);
     }
 
     #[test]

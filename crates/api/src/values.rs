@@ -53,6 +53,9 @@ pub struct Checkpoint {
     /// The same for each part by name: pages of RAM and blocks of disks apart.
     #[serde(default)]
     pub pages_by_part: BTreeMap<String, PageCounts>,
+    /// What telling the pages of each class took, by class, the storing of new ones with it. Empty for checkpoints of before it was told.
+    #[serde(default)]
+    pub sieve_ms: BTreeMap<String, f64>,
     /// What the work before and behind the pause was spent on while the guests ran, by part and step.
     #[serde(default)]
     pub background_ms: BTreeMap<String, f64>,

@@ -70,6 +70,7 @@ impl Service for Pretender {
             stored_by_part: Default::default(),
             pages: PageCounts::default(),
             pages_by_part: Default::default(),
+            sieve_ms: Default::default(),
             background_ms: Default::default(),
             composition: Default::default(),
             saved_bytes: Default::default(),

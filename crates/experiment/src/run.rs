@@ -13,7 +13,7 @@ use fermata_checkpoint::Saved;
 use fermata_linux::clock::{Stopwatch, monotonic, wall_ns};
 use fermata_net::{Change, Fabric};
 use fermata_store::{Cost, Hold, Progress, Record, Skew, Writer};
-use fermata_types::{CheckpointId, MachineId, VirtualTime};
+use fermata_types::{CheckpointId, ClassTimes, MachineId, VirtualTime};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard},
@@ -345,6 +345,7 @@ impl Run {
         let lock = || parts.lock().expect("nobody panics with the lock");
         let mut writer = self.host.store().writer()?;
         writer.stand_on(&body.images());
+        writer.time_by(monotonic);
         let (mut events, mut links, mut happened) = (None, None, 0);
         let tentative = coordinate::take(&mut lock(), writer, manner, &body.clock, &mut |moment| {
             match moment {
@@ -390,13 +391,14 @@ impl Run {
             cost: Cost {
                 pause_ns: nanoseconds(pause),
                 skew: apart.map(skew),
-                steps_ns: all_nanoseconds(steps),
+                steps_ns: all_nanoseconds(&steps),
                 save_ns: nanoseconds(watch.elapsed()),
                 stored_bytes: done.writer.stored_bytes()?,
                 stored_by_part: done.stored,
                 pages: done.pages,
                 parts: done.parts,
-                background_ns: all_nanoseconds(done.background),
+                sieve_ns: in_the_pause(done.writer.times(), &steps),
+                background_ns: all_nanoseconds(&done.background),
                 composition: done.composition,
             },
         };
@@ -475,8 +477,20 @@ fn skew(apart: Apart) -> Skew {
     Skew { stop_ns: nanoseconds(apart.stop), resume_ns: nanoseconds(apart.resume), time_ns: nanoseconds(apart.time) }
 }
 
-fn all_nanoseconds(steps: BTreeMap<String, Duration>) -> BTreeMap<String, u64> {
-    steps.into_iter().map(|(step, took)| (step, nanoseconds(took))).collect()
+fn all_nanoseconds(steps: &BTreeMap<String, Duration>) -> BTreeMap<String, u64> {
+    steps.iter().map(|(step, took)| (step.clone(), nanoseconds(*took))).collect()
+}
+
+/// What telling the classes took, with what the pause did of it.
+fn in_the_pause(mut times: ClassTimes, steps: &BTreeMap<String, Duration>) -> ClassTimes {
+    for (step, took) in steps {
+        match step.split_once(' ') {
+            Some((_, "scan")) => times.unchanged += nanoseconds(*took),
+            Some((_, "map")) => times.mapped += nanoseconds(*took),
+            _ => {}
+        }
+    }
+    times
 }
 
 fn nanoseconds(duration: Duration) -> u64 {

@@ -1,7 +1,7 @@
 //! The record of a checkpoint. See `docs/formats/record.md`.
 
 use crate::{Error, Result, error::Named, hash, pack::frame::RECORD_MAX};
-use fermata_types::{CheckpointId, Composition, ImageId, PageCounts, PartState};
+use fermata_types::{CheckpointId, ClassTimes, Composition, ImageId, PageCounts, PartState};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::Path};
 
@@ -58,6 +58,9 @@ pub struct Cost {
     /// The same for each part by name, so that pages of RAM and blocks of disks are told apart.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub parts: BTreeMap<String, PageCounts>,
+    /// What telling each class of pages took, ns; older checkpoints do not tell.
+    #[serde(skip_serializing_if = "ClassTimes::is_empty")]
+    pub sieve_ns: ClassTimes,
     /// Steps of the work before and behind the pause, while the guests ran, by part and name ("m1 prepare"), ns.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub background_ns: BTreeMap<String, u64>,

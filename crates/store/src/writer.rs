@@ -12,11 +12,12 @@ use crate::{
     store::Inner,
     table::{self, Change, Loaded, Nodes, NodesMut},
 };
-use fermata_types::{BlobName, CheckpointId, ImageId, NodeName, PageBuf, PageCounts, PageName, PageNumber, Root, ZERO_PAGE};
+use fermata_types::{BlobName, CheckpointId, ClassTimes, ImageId, NodeName, PageBuf, PageCounts, PageName, PageNumber, Root, ZERO_PAGE};
 use heed::RwTxn;
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
+    time::Duration,
 };
 
 /// Lookups after which a writer looks at the index as it is now. LMDB cannot reuse what an old reader may still see.
@@ -64,6 +65,18 @@ impl Class {
             Self::New => counts.new += 1,
         }
     }
+
+    /// The time that is counted for pages of this class.
+    fn time_in(self, times: &mut ClassTimes) -> &mut u64 {
+        match self {
+            Self::Free => &mut times.free,
+            Self::Zero => &mut times.zero,
+            Self::Mapped => &mut times.mapped,
+            Self::OnDisk => &mut times.on_disk,
+            Self::Within | Self::Known { .. } => &mut times.known,
+            Self::New => &mut times.new,
+        }
+    }
 }
 
 /// The index as it was a short while ago.
@@ -88,6 +101,8 @@ pub struct Writer {
     images: HashMap<u32, ImageId>,
     /// Images that pages may be found in; none: all that are open.
     allowed: Option<Vec<ImageId>>,
+    clock: Option<fn() -> Duration>,
+    times: ClassTimes,
     /// Tells a collection to spare what was there when this writer began.
     _presence: Presence,
 }
@@ -112,6 +127,8 @@ impl Writer {
             nodes: HashMap::new(),
             images: HashMap::new(),
             allowed: None,
+            clock: None,
+            times: ClassTimes::default(),
             _presence: presence,
         })
     }
@@ -121,6 +138,34 @@ impl Writer {
         self.allowed = Some(images.to_vec());
     }
 
+    /// Looks at this clock before and after each page; without one no times are counted.
+    pub fn time_by(&mut self, clock: fn() -> Duration) {
+        self.clock = Some(clock);
+    }
+
+    /// Does something that tells pages of a class, and counts its time for it.
+    pub fn timed<T>(&mut self, class: Class, work: impl FnOnce(&mut Self) -> T) -> T {
+        self.timed_as(work, |_| Some(class))
+    }
+
+    /// What telling each class took so far, ns.
+    pub fn times(&self) -> ClassTimes {
+        self.times
+    }
+
+    fn timed_as<T>(&mut self, work: impl FnOnce(&mut Self) -> T, class: impl FnOnce(&T) -> Option<Class>) -> T {
+        let Some(clock) = self.clock else { return work(self) };
+        let all = |writer: &Self| writer.times.classes().map(|(_, ns)| ns).sum::<u64>();
+        let (began, before) = (clock(), all(self));
+        let done = work(self);
+        if let Some(class) = class(&done) {
+            // Less what counted for classes within.
+            let spent = clock().saturating_sub(began).as_nanos() as u64;
+            *class.time_in(&mut self.times) += spent.saturating_sub(all(self) - before);
+        }
+        done
+    }
+
     /// The store that the checkpoint goes to.
     pub fn store(&self) -> &Store {
         &self.store
@@ -128,6 +173,10 @@ impl Writer {
 
     /// Puts one page through the sieve.
     pub fn put_page(&mut self, page: &PageBuf) -> Result<(PageName, Class)> {
+        self.timed_as(|writer| writer.sieve(page), |put| put.as_ref().ok().map(|(_, class)| *class))
+    }
+
+    fn sieve(&mut self, page: &PageBuf) -> Result<(PageName, Class)> {
         if hash::is_zero(page) {
             return Ok((ZERO_PAGE, Class::Zero));
         }

@@ -1,7 +1,7 @@
 //! What a keeper counted since it began, for metrics. Plain values: nobody's work depends on them.
 
 use fermata_store::Cost;
-use fermata_types::PageCounts;
+use fermata_types::{ClassTimes, PageCounts};
 use std::{collections::BTreeMap, time::Duration};
 
 /// Bounds of the classes of a pause, seconds. The aim is a few milliseconds; `savevm` takes about one second.
@@ -67,6 +67,8 @@ pub struct RunTally {
     pub steps: Steps,
     /// What the work around pauses was spent on.
     pub background: Steps,
+    /// What telling each class of pages took.
+    pub sieve: ClassTimes,
     /// Pages by part and class.
     pub pages: BTreeMap<String, PageCounts>,
     /// Bytes added to the store.
@@ -104,6 +106,7 @@ impl Tally {
             save: Histogram::new(SAVE_BOUNDS),
             steps: Steps::new(),
             background: Steps::new(),
+            sieve: ClassTimes::default(),
             pages: BTreeMap::new(),
             stored_bytes: 0,
         };
@@ -126,6 +129,7 @@ impl Tally {
         }
         add(&mut run.steps, &cost.steps_ns);
         add(&mut run.background, &cost.background_ns);
+        run.sieve += cost.sieve_ns;
         for (part, pages) in &cost.parts {
             *run.pages.entry(part.clone()).or_default() += *pages;
         }

@@ -20,5 +20,5 @@ pub use composition::{Composition, Use};
 pub use id::{BlobName, CheckpointId, ImageId, MachineId, NodeName, PackId, PageName, ParseIdError};
 pub use page::{FANOUT, Mapped, PAGE_SIZE, POISON, POISON_PAGE, PageBuf, PageNumber, PageSet, Root, ZERO_PAGE};
 pub use part::{PartKind, PartState};
-pub use sieve::{Distances, PageCounts};
+pub use sieve::{ClassTimes, Distances, PageCounts};
 pub use time::VirtualTime;

@@ -73,6 +73,59 @@ impl AddAssign for PageCounts {
     }
 }
 
+/// Time that it took to tell the pages of each class, ns; of new ones with what it took to compress and write them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClassTimes {
+    /// Looking which pages were written.
+    pub unchanged: u64,
+    /// Reading the guest's own account of its pages.
+    pub free: u64,
+    /// Looking through them.
+    pub zero: u64,
+    /// Looking which pages still equal a block, and naming them.
+    pub mapped: u64,
+    /// Hashing and looking up.
+    pub on_disk: u64,
+    /// Hashing and looking up.
+    pub known: u64,
+    /// Hashing, looking up, compressing, writing.
+    pub new: u64,
+}
+
+impl ClassTimes {
+    /// Their classes as [`PageCounts::classes`] has them.
+    pub fn classes(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+        [
+            ("unchanged", self.unchanged),
+            ("free", self.free),
+            ("zero", self.zero),
+            ("mapped", self.mapped),
+            ("on_disk", self.on_disk),
+            ("known", self.known),
+            ("new", self.new),
+        ]
+        .into_iter()
+    }
+
+    /// Whether nobody looked at a clock: an older checkpoint.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl AddAssign for ClassTimes {
+    fn add_assign(&mut self, other: Self) {
+        self.unchanged += other.unchanged;
+        self.free += other.free;
+        self.zero += other.zero;
+        self.mapped += other.mapped;
+        self.on_disk += other.on_disk;
+        self.known += other.known;
+        self.new += other.new;
+    }
+}
+
 /// Duplicates of earlier checkpoints by how many checkpoints ago they were first stored, counted in powers of two: place `i` counts the
 /// distances from 2^i up to, but not with, 2^(i+1). Written as an array without the zeros at its end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -147,6 +200,16 @@ mod tests {
             assert_eq!(json[name], count, "{name}");
         }
         assert_eq!(counts.classes().map(|(_, count)| count).sum::<u64>(), counts.total());
+    }
+
+    #[test]
+    fn times_have_the_classes_of_counts() {
+        let names = |classes: &mut dyn Iterator<Item = (&'static str, u64)>| classes.map(|(name, _)| name).collect::<Vec<_>>();
+        let times = ClassTimes { free: 3, new: 5, ..ClassTimes::default() };
+        assert_eq!(names(&mut times.classes()), names(&mut PageCounts::default().classes()));
+        let json = serde_json::to_value(times).unwrap();
+        assert!(times.classes().all(|(name, ns)| json[name] == ns), "{json}");
+        assert!(!times.is_empty() && ClassTimes::default().is_empty());
     }
 
     #[test]

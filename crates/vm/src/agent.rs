@@ -2,20 +2,23 @@
 //!
 //! We are connected only while somebody wants something: whether the host is connected is part of the guest's state.
 
-use crate::{Error, Result, lines::Lines};
+use crate::{Error, Result, lines::Lines, monitor::Monitor};
 use fermata_linux::{Child, clock::Stopwatch};
-use qapi::{Command, ExecuteError, Qga, Stream, qga};
+use qapi::{Command, ExecuteError, Qga, Stream, qga, qmp};
 use std::{
-    io::{self, BufReader, BufWriter},
+    io::{self, BufReader, BufWriter, Read},
     os::unix::net::UnixStream,
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
+/// What QEMU calls the agent's port.
+pub(crate) const PORT: &str = "agent";
+
 /// One answer of an agent that is there. On a busy host a guest may stand still for many seconds, and its command is lost when its agent is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// One attempt to find out whether an agent is there.
+/// One attempt to find out whether an agent is there, and how often it is looked after while it is silent.
 const KNOCK: Duration = Duration::from_millis(500);
 /// Between two questions whether a command ended.
 const POLL_MAX: Duration = Duration::from_millis(100);
@@ -35,13 +38,39 @@ pub struct Execution {
     pub truncated: bool,
 }
 
-pub(crate) type Connection = Qga<Stream<Lines<BufReader<UnixStream>>, BufWriter<UnixStream>>>;
+pub(crate) type Connection = Qga<Stream<Lines<BufReader<Patient>>, BufWriter<UnixStream>>>;
+
+/// Says whether a silent agent can still answer.
+type There = Box<dyn Fn() -> bool + Send + Sync>;
+
+/// What an agent says. While it greets, silence is an end; afterwards it is waited for as long as it is there.
+pub(crate) struct Patient {
+    stream: UnixStream,
+    there: Arc<OnceLock<There>>,
+}
+
+impl Read for Patient {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let waited = Stopwatch::start();
+        loop {
+            match (self.stream.read(into), self.there.get()) {
+                (Err(error), Some(there)) if error.kind() == io::ErrorKind::WouldBlock && waited.elapsed() < PATIENCE => {
+                    if !there() {
+                        return Err(io::Error::new(io::ErrorKind::ConnectionReset, "the guest restarted, or ended its agent"));
+                    }
+                }
+                (read, _) => return read,
+            }
+        }
+    }
+}
 
 /// The guest agent of one machine. Several commands may run at once.
 pub struct Agent {
     machine: String,
     socket: PathBuf,
     process: Arc<Child>,
+    monitor: Arc<Monitor>,
     state: Mutex<State>,
 }
 
@@ -53,8 +82,8 @@ struct State {
 }
 
 impl Agent {
-    pub(crate) fn new(machine: String, socket: PathBuf, process: Arc<Child>) -> Self {
-        Self { machine, socket, process, state: Mutex::default() }
+    pub(crate) fn new(machine: String, socket: PathBuf, process: Arc<Child>, monitor: Arc<Monitor>) -> Self {
+        Self { machine, socket, process, monitor, state: Mutex::default() }
     }
 
     /// Runs a command in the guest and waits for its end. A guest whose agent does not answer yet is waited for.
@@ -113,7 +142,10 @@ impl Agent {
     }
 
     fn connect(&self, sync: i32) -> Result<Connection, ExecuteError> {
-        greet(UnixStream::connect(&self.socket)?, sync)
+        let (connection, there) = greet(UnixStream::connect(&self.socket)?, sync)?;
+        let monitor = self.monitor.clone();
+        let _ = there.set(Box::new(move || is_open(&monitor)));
+        Ok(connection)
     }
 
     fn ask<C: Command>(&self, command: &C) -> Result<C::Ok> {
@@ -168,12 +200,19 @@ impl Drop for User<'_> {
     }
 }
 
-/// Begins a conversation: whatever was said before is skipped.
-pub(crate) fn greet(stream: UnixStream, sync: i32) -> Result<Connection, ExecuteError> {
+/// Whether the guest holds its end of the agent's port open. A guest that restarts does not, and forgets what it was asked.
+fn is_open(monitor: &Monitor) -> bool {
+    let ports = monitor.run_within(&qmp::query_chardev {}, KNOCK).unwrap_or_default();
+    // Who cannot be asked is given time.
+    ports.iter().find(|port| port.label == PORT).is_none_or(|port| port.frontend_open)
+}
+
+/// Begins a conversation: whatever was said before is skipped. Once it is said how to see that the agent is there, a silent one is waited for.
+pub(crate) fn greet(stream: UnixStream, sync: i32) -> Result<(Connection, Arc<OnceLock<There>>), ExecuteError> {
     stream.set_read_timeout(Some(KNOCK))?;
     stream.set_write_timeout(Some(KNOCK))?;
-    let patient = stream.try_clone()?;
-    let lines = Lines::new(BufReader::new(stream.try_clone()?), LINE_MAX);
+    let (patient, there) = (stream.try_clone()?, Arc::default());
+    let lines = Lines::new(BufReader::new(Patient { stream: stream.try_clone()?, there: Arc::clone(&there) }), LINE_MAX);
     let mut connection = Qga::new(Stream::new(lines, BufWriter::new(stream)));
     connection.write_command(&qga::guest_sync { id: sync.into() })?;
     let waited = Stopwatch::start();
@@ -184,9 +223,8 @@ pub(crate) fn greet(stream: UnixStream, sync: i32) -> Result<Connection, Execute
             return Err(io::Error::from(io::ErrorKind::TimedOut).into());
         }
     }
-    patient.set_read_timeout(Some(PATIENCE))?;
     patient.set_write_timeout(Some(PATIENCE))?;
-    Ok(connection)
+    Ok((connection, there))
 }
 
 pub(crate) fn execution(status: qga::GuestExecStatus) -> Execution {

@@ -1,5 +1,6 @@
 //! What a machine is, and the QEMU command line that makes it.
 
+use crate::agent;
 use fermata_linux::{clock::wall_ns, probe};
 use fermata_types::MachineId;
 use serde::{Deserialize, Serialize};
@@ -255,8 +256,8 @@ fn clock_base(ahead_ms: i64, wall_ns: u64) -> String {
 fn devices(line: &mut Line, config: &MachineConfig, id: &MachineId, place: &Place) {
     line.add("-device", format!("vmgenid,guid={}", uuid(id)));
     line.add("-device", "virtio-serial-pci,id=serial");
-    line.add("-chardev", format!("socket,id=agent,path={},server=on,wait=off", escape(&place.agent_socket().to_string_lossy())));
-    line.add("-device", "virtserialport,bus=serial.0,chardev=agent,name=org.qemu.guest_agent.0");
+    line.add("-chardev", format!("socket,id={},path={},server=on,wait=off", agent::PORT, escape(&place.agent_socket().to_string_lossy())));
+    line.add("-device", format!("virtserialport,bus=serial.0,chardev={},name=org.qemu.guest_agent.0", agent::PORT));
     for disk in 0..config.disks {
         let socket = escape(&place.disk_socket(disk).to_string_lossy());
         line.add("-chardev", format!("socket,id=disk{disk},path={socket}"));

@@ -34,7 +34,7 @@ pub fn qmp(data: &[u8]) {
 /// What a guest says where its agent should be.
 pub fn agent(data: &[u8]) {
     let (stream, _theirs) = heard(data);
-    let Ok(mut connection) = agent::greet(stream, 1) else { return };
+    let Ok((mut connection, _)) = agent::greet(stream, 1) else { return };
     for _ in 0..COMMANDS {
         let _ = connection.execute(&qga::guest_exec { path: "true".into(), arg: None, env: None, input_data: None, capture_output: None });
         if let Ok(status) = connection.execute(&qga::guest_exec_status { pid: 1 }) {

@@ -103,7 +103,7 @@ pub struct Machine {
     id: MachineId,
     place: Place,
     child: Arc<Child>,
-    monitor: Monitor,
+    monitor: Arc<Monitor>,
     memory: Arc<Memory>,
     tracker: Mutex<Box<dyn Tracker>>,
     protector: Option<Arc<dyn Protector>>,
@@ -163,7 +163,7 @@ impl Machine {
         let writes = watch::writes(capture.tracker);
         let userfault = Userfault::new(descriptor, writes)
             .map_err(|error| unsupported(&name, &format!("what the tracker {} needs of userfaultfd ({error})", capture.tracker)))?;
-        let monitor = Monitor::connect(&name, &place.monitor_socket(), place.log(), child.clone())?;
+        let monitor = Arc::new(Monitor::connect(&name, &place.monitor_socket(), place.log(), child.clone())?);
         if how == b'u' && config.accel == Accel::Kvm {
             return Err(unsupported(
                 &name,
@@ -185,7 +185,7 @@ impl Machine {
             userfault.register_alias(notes.mapping(), base).map_err(failed("watching", ram.path()))?;
         }
         let (tracker, log) = watch::tracker(capture.tracker, child.pid(), memory.clone(), &userfault, &ram, notes)?;
-        let agent = Agent::new(name, place.agent_socket(), child.clone());
+        let agent = Agent::new(name, place.agent_socket(), child.clone(), monitor.clone());
         let held = Arc::new(Held::new(ram.clone()));
         let memory = Memory {
             ram,

@@ -444,7 +444,7 @@ struct CapturedMachine {
 impl Captured<Writer> for CapturedMachine {
     fn save(mut self: Box<Self>, storage: &mut Writer) -> Result<Saved, Failure> {
         self.aside.spare(&mut self.staging);
-        let seen = self.look(storage);
+        let seen = storage.timed(Class::Free, |storage| self.look(storage));
         for (page, content) in self.staging.iter() {
             self.ahead.insert(page, seen.put(page, content, storage)?);
         }
@@ -452,7 +452,8 @@ impl Captured<Writer> for CapturedMachine {
         // Before they are named: a file system may have freed the blocks of what is free in memory, and nobody needs to keep them for that.
         let free = self.aside.take(|page| seen.is_free(page));
         self.ahead.extend(free.into_iter().map(|page| (page, (ZERO_PAGE, Class::Free))));
-        std::mem::take(&mut self.aside).save(&self.config.name, storage, &mut self.ahead)?;
+        let aside = std::mem::take(&mut self.aside);
+        storage.timed(Class::Mapped, |storage| aside.save(&self.config.name, storage, &mut self.ahead))?;
         seen.leave_out(&mut self.ahead);
         let time_virtual = self.time.ok_or_else(|| self.corrupt("QEMU wrote a device state without a clock"))?;
         let changes: Vec<_> = self.ahead.iter().map(|(page, (name, _))| (*page, (*name != ZERO_PAGE).then_some(*name))).collect();

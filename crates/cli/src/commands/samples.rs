@@ -30,6 +30,7 @@ pub fn checkpoint(number: u8, parent: Option<u8>, branch: &str) -> Checkpoint {
         stored_bytes: 12_900_000,
         stored_by_part: BTreeMap::from([("m1".to_owned(), 12_000_000)]),
         pages_by_part: BTreeMap::new(),
+        sieve_ms: BTreeMap::from([("zero".to_owned(), 0.2), ("new".to_owned(), 31.0)]),
         background_ms: BTreeMap::new(),
         composition: BTreeMap::new(),
         saved_bytes: SavedBytes::default(),

@@ -10,7 +10,7 @@ use crate::{
 use clap::Args;
 use fermata_api::{
     local,
-    types::{Composition, PageCounts, Root, Use},
+    types::{Composition, PAGE_SIZE, PageCounts, Root, Use},
     values::{Checkpoint, FreeSpace, Part, SavedBytes},
 };
 use std::collections::BTreeMap;
@@ -54,7 +54,7 @@ fn text(checkpoint: &Checkpoint, style: &Style) -> String {
     if !checkpoint.background_ms.is_empty() {
         sections.push(format!("{}{}", title("Behind the guest", style), steps(&checkpoint.background_ms, style)));
     }
-    sections.push(format!("{}{}", title("Pages", style), pages(&checkpoint.pages, style)));
+    sections.push(format!("{}{}", title("Pages", style), pages(&checkpoint.pages, &checkpoint.sieve_ms, style)));
     if checkpoint.pages_by_part.len() > 1 {
         sections.push(format!("{}{}", title("Pages by part", style), pages_by_part(&checkpoint.pages_by_part, style)));
     }
@@ -72,7 +72,7 @@ fn text(checkpoint: &Checkpoint, style: &Style) -> String {
 
 /// How pages fell through the sieve, and what that saved.
 pub fn sieve(counts: &PageCounts, saved_bytes: &SavedBytes, style: &Style) -> String {
-    let mut sections = vec![format!("{}{}", title("Pages", style), pages(counts, style))];
+    let mut sections = vec![format!("{}{}", title("Pages", style), pages(counts, &BTreeMap::new(), style))];
     sections.extend(duplicates_and_saved(counts, saved_bytes, style));
     sections.join("\n")
 }
@@ -190,8 +190,8 @@ fn saved(saved: &SavedBytes, style: &Style) -> String {
     table.render(style)
 }
 
-/// The sieve: what became of every page. The bar is of those that were written.
-fn pages(pages: &PageCounts, style: &Style) -> String {
+/// The sieve: what became of every page, and what telling it took where that is known. The bar is of those that were written.
+fn pages(pages: &PageCounts, took_ms: &BTreeMap<String, f64>, style: &Style) -> String {
     let classes = [
         ("░", Paint::Dim, "free", "free in the guest", pages.free),
         ("▒", Paint::Dim, "zero", "zero throughout", pages.zero),
@@ -203,9 +203,12 @@ fn pages(pages: &PageCounts, style: &Style) -> String {
     let written = pages.written();
     let lengths = shares(&classes.map(|class| class.4), length(style));
     let bar: String = classes.iter().zip(lengths).map(|(class, length)| style.paint(class.1, &class.0.repeat(length))).collect();
-    let mut table = Table::bare(&[Set::Left, Set::Left, Set::Right, Set::Right, Set::Elastic]);
+    let mut table = Table::bare(&[Set::Left, Set::Left, Set::Right, Set::Right, Set::Right, Set::Right, Set::Elastic]);
     let row = |glyph: Cell, name: &str, count: u64, what: &str| {
-        vec![glyph, name.into(), text::count(count).into(), text::percent(count, pages.total()).into(), Cell::new(Paint::Dim, what)]
+        let took = took_ms.get(&name.replace(' ', "_")).map_or_else(String::new, |ms| text::ms(*ms));
+        let numbers = [text::count(count), text::percent(count, pages.total()), text::bytes(count * PAGE_SIZE as u64), took];
+        let numbers = numbers.map(Cell::from);
+        std::iter::once(glyph).chain([name.into()]).chain(numbers).chain([Cell::new(Paint::Dim, what)]).collect()
     };
     table.row(row("  ".into(), "unchanged", pages.unchanged, "not written since the parent"));
     for (glyph, paint, name, what, count) in classes {
@@ -407,13 +410,13 @@ Pause
 
 Pages
   ▒▒▒▒▒▒▒▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▚▚▚▚▚▚▚▚████████████████████████████  of 3,411 pages written
-     unchanged  258,733  98.7 %  not written since the parent
-  ░  free             0   0.0 %  free in the guest
-  ▒  zero           411   0.2 %  zero throughout
-  ▞  mapped           0   0.0 %  equal to a block of a disk, known from its requests
-  ▓  on disk      1,000   0.4 %  equal to a block of a golden image
-  ▚  known          500   0.2 %  in the store already
-  █  new          1,500   0.6 %  written to the store
+     unchanged  258,733  98.7 %  1010.7 MiB           not written since the parent
+  ░  free             0   0.0 %         0 B           free in the guest
+  ▒  zero           411   0.2 %     1.6 MiB  0.20 ms  zero throughout
+  ▞  mapped           0   0.0 %         0 B           equal to a block of a disk, known from its requests
+  ▓  on disk      1,000   0.4 %     3.9 MiB           equal to a block of a golden image
+  ▚  known          500   0.2 %     2.0 MiB           in the store already
+  █  new          1,500   0.6 %     5.9 MiB  31.0 ms  written to the store
 
 Parts
   m1        machine  ram        262,144 pages  090909090909
@@ -427,7 +430,7 @@ Parts
     fn a_bar_fits_the_terminal() {
         let width = |columns| length(&Style { color: false, width: columns });
         assert_eq!([None, Some(10), Some(80), Some(500)].map(width), [60, 20, 48, 120]);
-        let shown = pages(&history()[1].pages, &Style { color: false, width: Some(80) });
+        let shown = pages(&history()[1].pages, &history()[1].sieve_ms, &Style { color: false, width: Some(80) });
         assert!(shown.lines().all(|line| text::width(line) <= 80), "{shown}");
     }
 
