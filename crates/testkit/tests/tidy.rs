@@ -15,7 +15,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("tracker", &["linux", "types"]),
     ("guest", &["types"]),
     ("vm", &["checkpoint", "guest", "linux", "store", "tracker", "types"]),
-    ("vhost", &["types"]),
+    ("vhost", &["linux", "types"]),
     ("disk", &["checkpoint", "linux", "store", "types", "vhost"]),
     ("net", &["checkpoint", "linux", "types", "vhost"]),
     ("experiment", &["checkpoint", "disk", "linux", "net", "store", "types", "vhost", "vm"]),

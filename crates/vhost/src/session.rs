@@ -9,6 +9,7 @@ use crate::{
     guest::{Entry, GuestRam, Tracking},
     ring::{Next, Offer, RING_SIZE_MAX, Ring},
 };
+use fermata_linux::clock::Stopwatch;
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     io::Errno,
@@ -39,6 +40,9 @@ use vhost::{
 const LOG_ALL: u64 = 1 << 26;
 /// Between two attempts at a request for which the host has no space.
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
+/// The longest that a worker looks for the next request before it sleeps, and the first; QEMU's own numbers.
+const SPIN_MAX: Duration = Duration::from_micros(32);
+const SPIN_FIRST: Duration = Duration::from_micros(4);
 
 /// How a server fares: how many rings QEMU has started and not stopped, and whether somebody still serves them. Zero rings mean that the guest's requests are
 /// all done and none will be taken up.
@@ -153,6 +157,7 @@ impl Link {
 
     fn serve_all(&self) -> io::Result<()> {
         let mut kicks: Vec<(usize, Arc<File>)> = Vec::new();
+        let mut spin = Spin::default();
         let mut next = vec![Next::Wait; self.backend.rings()];
         while !self.closing.load(Ordering::Acquire) {
             let time = match () {
@@ -160,7 +165,10 @@ impl Link {
                 () if next.contains(&Next::Later) => Some(BETWEEN_TRIES),
                 () => None,
             };
-            let (woken, kicked) = wait(&self.wake, &kicks, time)?;
+            let (woken, kicked) = match time {
+                None => spin.wait(&self.wake, &kicks)?,
+                time => poll_for(&self.wake, &kicks, time)?,
+            };
             if woken {
                 Ring::take_kick(&self.wake);
                 let state = self.lock();
@@ -205,8 +213,37 @@ impl Link {
     }
 }
 
+/// How long the worker looks for the next kick before it sleeps: to sleep and to be woken takes longer than many a guest takes to its next request. As in
+/// QEMU's own threads (`util/aio-posix.c`, `adjust_polling_time`), the time grows while kicks come within [`SPIN_MAX`], and is none when they do not.
+#[derive(Default)]
+struct Spin(Duration);
+
+impl Spin {
+    /// Waits for a wake-up or a kick. Takes the kicks, and says whose they were.
+    fn wait(&mut self, wake: &File, kicks: &[(usize, Arc<File>)]) -> io::Result<(bool, Vec<usize>)> {
+        let waited = Stopwatch::start();
+        let come = loop {
+            let patience = if waited.elapsed() < self.0 { Some(Duration::ZERO) } else { None };
+            let (woken, kicked) = poll_for(wake, kicks, patience)?;
+            if woken || !kicked.is_empty() || patience.is_none() {
+                break (woken, kicked);
+            }
+        };
+        self.adjust(waited.elapsed());
+        Ok(come)
+    }
+
+    fn adjust(&mut self, waited: Duration) {
+        if waited > SPIN_MAX {
+            self.0 = Duration::ZERO;
+        } else if waited > self.0 {
+            self.0 = (self.0 * 2).clamp(SPIN_FIRST, SPIN_MAX);
+        }
+    }
+}
+
 /// Waits for a wake-up or a kick, at most so long. Takes the kicks, and says whose they were.
-fn wait(wake: &File, kicks: &[(usize, Arc<File>)], time: Option<Duration>) -> io::Result<(bool, Vec<usize>)> {
+fn poll_for(wake: &File, kicks: &[(usize, Arc<File>)], time: Option<Duration>) -> io::Result<(bool, Vec<usize>)> {
     let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(kicks.len() + 1);
     polled.push(PollFd::new(wake, PollFlags::IN));
     polled.extend(kicks.iter().map(|(_, kick)| PollFd::new(&**kick, PollFlags::IN)));
