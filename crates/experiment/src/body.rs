@@ -71,7 +71,7 @@ impl Body {
         let clock = GuestClock::default();
         if let Some(network) = &network {
             network.tell_page_maps(&machines);
-            clock.drive(network.fabric().clock().clone());
+            clock.drive(network.fabric().clone());
         }
         let events = Events::new(plan.events.clone());
         Ok((Self { machines, network, plan: plan.clone(), clock, events, held: OnceLock::new() }, loaded))
@@ -159,8 +159,8 @@ impl Body {
         let paused: Vec<_> = self.machines.iter().zip(self.statuses()).filter(|(_, status)| *status == Status::Paused).collect();
         let chosen: Vec<_> =
             if paused.is_empty() { self.machines.iter().collect() } else { paused.into_iter().map(|(body, _)| body).collect() };
-        self.clock.machines_go();
-        let result = run_together(chosen.into_iter().map(|body| Start { machine: body.machine().clone(), from: None }).collect());
+        let (went, result) = run_together(chosen.into_iter().map(|body| Start { machine: body.machine().clone(), from: None }).collect());
+        self.clock.machines_run(&went);
         if !self.clock.runs() {
             self.clock.go_on(None, monotonic());
         }
@@ -179,6 +179,7 @@ impl Body {
         if let Some(fabric) = self.fabric() {
             fabric.freeze();
         }
+        self.clock.machines_stop();
         let result = stop_together(self.machines.iter().map(MachineBody::machine));
         self.clock.machines_stand();
         self.clock.stop(monotonic());
@@ -207,8 +208,9 @@ impl Body {
             let from = (!detail.config.deterministic).then_some(detail.time_virtual);
             (!detail.off).then(|| Start { machine: body.machine().clone(), from })
         };
-        self.clock.machines_go();
-        run_together(self.machines.iter().zip(details).filter_map(goes).collect())?;
+        let (went, result) = run_together(self.machines.iter().zip(details).filter_map(goes).collect());
+        result?;
+        self.clock.machines_run(&went);
         self.clock.go_on(None, monotonic());
         self.thaw_network();
         Ok(())

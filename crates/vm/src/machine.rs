@@ -339,6 +339,11 @@ impl Machine {
         self.monitor.stood()
     }
 
+    /// When the guest last went on: wall clock of the host.
+    pub fn went_on(&self) -> Option<Duration> {
+        self.monitor.went_on()
+    }
+
     /// While it is held for a checkpoint, it counts as running: nobody stopped it, and it goes on in a moment.
     pub(crate) fn hold(&self, held: bool) {
         self.held.store(held, Ordering::Relaxed);
@@ -532,6 +537,11 @@ impl Machine {
     /// To be called before a device backend touches pages through its own mapping: brings them in, and has them copied for a checkpoint under way.
     pub fn before_access(&self, first: PageNumber, pages: u32) -> std::io::Result<()> {
         self.memory.before_access(first, pages)
+    }
+
+    /// Whether [`before_access`](Self::before_access) has nothing to wait for.
+    pub fn is_there(&self, first: PageNumber, pages: u32) -> bool {
+        self.memory.is_there(first, pages)
     }
 
     /// Ends QEMU at once.

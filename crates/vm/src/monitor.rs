@@ -98,6 +98,11 @@ impl Talk {
         Some(since_1970(self.stopped?)?..since_1970(self.resumed?)?)
     }
 
+    /// When the guest last went on.
+    pub fn went_on(&self) -> Option<Duration> {
+        since_1970(self.resumed?)
+    }
+
     /// The answer of this command. None: it will not come.
     pub fn answer(&mut self, ticket: Ticket, patience: Duration) -> io::Result<Option<Result<Any, qapi::Error>>> {
         while !self.answers.contains_key(&ticket) && self.asked.contains(&Some(ticket)) {
@@ -186,6 +191,11 @@ impl Monitor {
     /// When the guest last stopped and when it last went on, as QEMU told: wall clock of the host, to the microsecond.
     pub fn stood(&self) -> Option<Range<Duration>> {
         self.talk().as_ref()?.stood()
+    }
+
+    /// When the guest last went on, by the same clock.
+    pub fn went_on(&self) -> Option<Duration> {
+        self.talk().as_ref()?.went_on()
     }
 
     fn talk(&self) -> MutexGuard<'_, Option<Talk>> {
