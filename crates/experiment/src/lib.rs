@@ -41,7 +41,7 @@ pub use body::{Blueprint, Body};
 pub use coordinate::{Moment, PartFailure};
 pub use error::{Error, Result};
 pub use fermata_net as net;
-pub use fermata_vm::{Accel, Execution, Machine, Paging, Status, TrackerStanding};
+pub use fermata_vm::{Accel, Execution, GLANCE, Machine, Paging, Status, TrackerStanding};
 pub use host::Host;
 pub use machine_body::MachineBody;
 pub use run::{Arrival, Asked, Journey, Run, Standing, When, fits, spare, spare_like, travel};

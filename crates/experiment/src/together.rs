@@ -72,10 +72,10 @@ pub(crate) fn run_together(starts: Vec<Start>) -> (Vec<Went>, Result<()>) {
     (went, failed.map_or(Ok(()), |error| Err(error.into())))
 }
 
-/// Stops machines. All are tried; the first that cannot is told, unless it is gone and another is not.
-pub(crate) fn stop_together<'a>(machines: impl Iterator<Item = &'a Arc<Machine>>) -> Result<()> {
+/// Stops machines, and waits so long for each that does not answer. All are tried; the first that cannot is told, unless it is gone and another is not.
+pub(crate) fn stop_together<'a>(machines: impl Iterator<Item = &'a Arc<Machine>>, patience: Duration) -> Result<()> {
     let begun: Vec<_> = machines.map(|machine| (machine, machine.begin_stop())).collect();
-    let results: Vec<_> = begun.into_iter().map(|(machine, begun)| machine.finish_stop(begun?, PATIENCE)).collect();
+    let results: Vec<_> = begun.into_iter().map(|(machine, begun)| machine.finish_stop(begun?, patience)).collect();
     let one_stands = results.iter().any(Result::is_ok);
     let failed = results.into_iter().filter_map(Result::err);
     let mut told = failed.filter(|error| !(one_stands && matches!(error, fermata_vm::Error::Gone { .. })));

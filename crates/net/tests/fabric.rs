@@ -433,6 +433,35 @@ fn frames_leave_when_they_are_due_in_virtual_time() {
     assert!(clock.now().since_start() - sent.since_start() >= delay);
 }
 
+/// The machines went on an hour later by their own clocks, and stood for longer than the network did.
+#[test]
+fn what_is_on_its_way_moves_with_the_machines_time() {
+    const HOUR: u64 = 3_600_000_000_000;
+    const LATER: u64 = 60_000_000;
+    let delay = 40_000_000;
+    let bench = Bench::new(&pair(Shape { delay_ns: delay, ..Shape::default() }));
+    let (mut a, mut b) = (bench.guest(0), bench.guest(1));
+    b.lay(8);
+    let clock = bench.fabric.clock().clone();
+    let sent = clock.now().ns;
+    let frames = [1, 2].map(|number| frame(1, 0, number, 64));
+    a.send(&frames[..1]);
+    bench.fabric.freeze();
+    clock.stopping();
+    let instant = clock.instant();
+    bench.fabric.machines_stand();
+    assert_eq!(bench.fabric.snapshot().at, instant, "before the machines were told to stop");
+    assert!(!clock.runs() && clock.now() >= instant);
+    // From a machine that goes on before the others do.
+    a.send(&frames[1..]);
+    let at = VirtualTime::from_ns(instant.ns + HOUR);
+    bench.fabric.machines_run(at, monotonic(), (HOUR + LATER) as i64);
+    assert!(clock.runs() && clock.now() >= at && b.hears_nothing());
+    bench.fabric.thaw();
+    assert_eq!(b.receive(2), frames);
+    assert!(clock.now().ns >= sent + HOUR + LATER + delay);
+}
+
 #[test]
 fn a_live_link_changes() {
     let bench = Bench::new(&pair(Shape::default()));

@@ -41,6 +41,8 @@ const STATE_IN: u32 = 100;
 
 /// Longest time for the shim to hand over, for a device state to be loaded, and for an answer that nobody stands still for.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How long somebody waits for a machine who wants to know how it is.
+pub const GLANCE: Duration = Duration::from_secs(1);
 /// One that is silent for this long learns nothing of its carrier; a checkpoint may wait for it.
 const CARRIER_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -58,6 +60,8 @@ pub enum Status {
     Off,
     /// QEMU stopped the guest, since it cannot go on: QEMU's name of the state.
     Failed(&'static str),
+    /// QEMU does not answer: it hangs, or the host is too busy.
+    Silent,
     /// QEMU is gone, and why.
     Gone(String),
 }
@@ -359,14 +363,20 @@ impl Machine {
         self.status_within(PATIENCE)
     }
 
-    /// The same; one that does not answer for so long counts as gone.
+    /// The same for whoever does not want to wait for a machine that hangs.
+    pub fn glance(&self) -> Status {
+        self.status_within(GLANCE)
+    }
+
+    /// The same; one that does not answer for so long is silent.
     pub fn status_within(&self, patience: Duration) -> Status {
         if let Some(failure) = self.memory.fate.failure() {
             return Status::Gone(failure);
         }
-        match self.monitor.run_within(&qmp::query_status {}, patience) {
-            Ok(info) if info.status == qmp::RunState::running => Status::Running,
-            Ok(info) => match self.stands(info.status) {
+        match self.monitor.glance(&qmp::query_status {}, patience) {
+            Ok(None) => Status::Silent,
+            Ok(Some(info)) if info.status == qmp::RunState::running => Status::Running,
+            Ok(Some(info)) => match self.stands(info.status) {
                 Status::Paused if self.held.load(Ordering::Relaxed) => Status::Running,
                 other => other,
             },
