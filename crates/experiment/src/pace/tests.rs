@@ -222,8 +222,8 @@ fn no_pause_makes_a_frame_early() {
             let (least, most) = (scene.took.iter().min().expect("some"), scene.took.iter().max().expect("some"));
             assert!(scene.took.len() > 1000, "{}", scene.took.len());
             assert!(*least >= 2 * DELAY, "one is early: {least} ns with seed {seed}");
-            // Late by what the machines were apart in the pauses on the way, and by the look once in a step.
-            assert!(*most <= 2 * DELAY + 6 * JITTER, "one is late: {most} ns with seed {seed}");
+            // Late by what the machines were apart in the pauses on its way, of which there may be several.
+            assert!(*most <= 2 * DELAY + 12 * JITTER, "one is late: {most} ns with seed {seed}");
         }
     }
 }
