@@ -1,10 +1,10 @@
 //! What happens in an experiment by itself: the `events` of its specification at given virtual times, and addresses that guests are given.
 //!
-//! How many events have happened belongs to each checkpoint, so that after a `goto` the same ones are still to come. An event and an instant are never half
-//! within each other: whoever takes a checkpoint holds the events from before it freezes anything until everything is captured.
+//! How many events have happened belongs to each checkpoint, so that after a `goto` the same ones are still to come. An event and an instant are
+//! never half within each other: whoever takes a checkpoint holds the events from before it freezes anything until everything is captured.
 //!
-//! A command that is due waits until its guest's agent answers, and then begins there, once. What waits belongs to the checkpoint too. What has begun is the
-//! guest's: it goes on there after a `goto`, and nobody waits for its end.
+//! A command that is due waits until its guest's agent answers, and then begins there, once. What waits belongs to the checkpoint too. What has begun
+//! is the guest's: it goes on there after a `goto`, and nobody waits for its end.
 
 use crate::{
     guest_clock::GuestClock,
@@ -101,8 +101,8 @@ impl Events {
         self.progress().waiting.remove(waiting);
     }
 
-    /// Lets happen what is due by this clock. A command waits from then on, and `event` is told so. Returns how long until the next one, if there is one and the
-    /// guests run.
+    /// Lets happen what is due by this clock. A command waits from then on, and `event` is told so. Returns how long until the next one, if there is
+    /// one and the guests run.
     pub fn happen(&self, clock: &GuestClock, event: &mut dyn FnMut(&Event, Waiting)) -> Option<Duration> {
         let mut progress = self.progress();
         loop {

@@ -1,8 +1,9 @@
 //! How the network's time and the machines' stay one.
 //!
-//! Machines neither stop nor go on at once. Each stands still from its own stop to its own start, and to each of them what is on a cable must have come no farther
-//! meanwhile than by its own clock. So over a pause the network stands for as long as the machine does that stands longest: what is on its way is late for the
-//! others by what they were apart, and early for nobody. Its clock is then that of the machine that is furthest behind, and what is on its way moves along.
+//! Machines neither stop nor go on at once. Each stands still from its own stop to its own start, and to each of them what is on a cable must have
+//! come no farther meanwhile than by its own clock. So over a pause the network stands for as long as the machine does that stands longest: what is
+//! on its way is late for the others by what they were apart, and early for nobody. Its clock is then that of the machine that is furthest behind,
+//! and what is on its way moves along.
 //!
 //! ```text
 //!   a   ───────┤ stands    ├────────────────
@@ -39,8 +40,8 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// How the network goes on when all these machines have, at this time of the host. Its own clock showed the first of `stopping` before any was told to stop, and
-    /// the last when all stood.
+    /// How the network goes on when all these machines have, at this time of the host. Its own clock showed the first of `stopping` before any was
+    /// told to stop, and the last when all stood.
     pub fn go_on(&mut self, stopping: &RangeInclusive<VirtualTime>, machines: &[Went], now: Duration) -> Going {
         let (first, last) = (signed(*stopping.start()), signed(*stopping.end()));
         let since = |went: &Went| i128::try_from(now.saturating_sub(went.at).as_nanos()).unwrap_or(i128::MAX);

@@ -72,7 +72,8 @@ pub(crate) fn run_together(starts: Vec<Start>) -> (Vec<Went>, Result<()>) {
     (went, failed.map_or(Ok(()), |error| Err(error.into())))
 }
 
-/// Stops machines, and waits so long for each that does not answer. All are tried; the first that cannot is told, unless it is gone and another is not.
+/// Stops machines, and waits so long for each that does not answer. All are tried; the first that cannot is told, unless it is gone and another is
+/// not.
 pub(crate) fn stop_together<'a>(machines: impl Iterator<Item = &'a Arc<Machine>>, patience: Duration) -> Result<()> {
     let begun: Vec<_> = machines.map(|machine| (machine, machine.begin_stop())).collect();
     let results: Vec<_> = begun.into_iter().map(|(machine, begun)| machine.finish_stop(begun?, patience)).collect();

@@ -1,8 +1,8 @@
 //! Virtual time, made of the host's: it stands still while the machines do.
 //!
-//! Machines do not stop at once, and frames come until the last one stands. So the clock runs until then, and remembers what it showed before the first one was
-//! told to stop. That is the instant of a checkpoint, and where it goes on if nobody knows better: what is on its way is never due earlier than its receiver
-//! expects it.
+//! Machines do not stop at once, and frames come until the last one stands. So the clock runs until then, and remembers what it showed before the
+//! first one was told to stop. That is the instant of a checkpoint, and where it goes on if nobody knows better: what is on its way is never due
+//! earlier than its receiver expects it.
 
 use fermata_types::VirtualTime;
 use std::{

@@ -150,8 +150,8 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
-    /// Lays a frame into the buffers that a guest has laid out for one. Returns the bytes written: none if the frame has no room there, and is lost. It does not wait
-    /// for buffers that are yet to be restored.
+    /// Lays a frame into the buffers that a guest has laid out for one. Returns the bytes written: none if the frame has no room there, and is lost.
+    /// It does not wait for buffers that are yet to be restored.
     pub fn lay(&mut self, ram: &GuestRam, chain: Chain<'_>, frame: &[u8], trouble: &Trouble) -> Result<u32, Absent> {
         let Some(room) = gather(chain, true, &mut self.wanted_at) else {
             trouble.note(&trouble.malformed, "a chain of descriptors with no room for a frame was given back");

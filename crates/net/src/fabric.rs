@@ -9,8 +9,8 @@
 //! while it takes frames out of the guest's memory; so it leaves them in the inbox, whose lock nobody holds for longer than that, and takes its turn afterwards,
 //! without any lock. A frame is in the inbox before the guest is told that it was sent. So with the rings stopped, the inbox and the world have all there is.
 //!
-//! Nobody waits for a guest's memory with the lock of the world: a frame for buffers that are yet to be restored waits as for a guest without buffers, while the
-//! worker of that interface brings them in.
+//! Nobody waits for a guest's memory with the lock of the world: a frame for buffers that are yet to be restored waits as for a guest without
+//! buffers, while the worker of that interface brings them in.
 
 use crate::{
     Capture, Change, Clock, InterfaceId, Topology, TopologyError, Way, World,
@@ -192,8 +192,8 @@ impl Fabric {
         self.shared.take_in(&mut state);
     }
 
-    /// The machines have all gone on. The clock is `at` at this time of the host, and what is on its way is due so many nanoseconds later, or earlier, than it
-    /// was. It hands nothing over before [`thaw`](Self::thaw).
+    /// The machines have all gone on. The clock is `at` at this time of the host, and what is on its way is due so many nanoseconds later, or
+    /// earlier, than it was. It hands nothing over before [`thaw`](Self::thaw).
     pub fn machines_run(&self, at: VirtualTime, host: Duration, later: i64) {
         let mut state = self.shared.state();
         let mut inbox = self.shared.inbox();

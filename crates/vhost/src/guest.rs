@@ -365,8 +365,8 @@ impl GuestRam {
         watched.is_ok()
     }
 
-    /// Whether buffers, as guest addresses and lengths, can be touched without waiting for a page that is yet to be restored. What lies in no memory is nobody's
-    /// wait.
+    /// Whether buffers, as guest addresses and lengths, can be touched without waiting for a page that is yet to be restored. What lies in no memory
+    /// is nobody's wait.
     pub fn are_there(&self, buffers: &[(u64, u32)]) -> bool {
         let Some(watch) = self.tracking.watch() else { return true };
         buffers.iter().all(|(guest, len)| {

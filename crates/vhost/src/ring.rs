@@ -256,8 +256,8 @@ impl Ring {
         }
     }
 
-    /// Has `fill` write into the next buffers that the driver has laid into the ring, and gives them back. `fill` returns how many bytes it wrote; if nothing, since
-    /// the buffers are yet to be restored, they stay in the ring.
+    /// Has `fill` write into the next buffers that the driver has laid into the ring, and gives them back. `fill` returns how many bytes it wrote; if
+    /// nothing, since the buffers are yet to be restored, they stay in the ring.
     pub fn offer(&mut self, ram: &GuestRam, device: &mut dyn Device, fill: impl FnOnce(Chain<'_>) -> Option<u32>) -> Offer {
         if !self.is_running() {
             return Offer::Stopped;

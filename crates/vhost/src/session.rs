@@ -4,7 +4,8 @@
 //! it, nothing is in flight: that is all there is to draining. The protocol thread announces itself first, because a lock is not fair and the
 //! worker would take it again at once.
 //!
-//! Buffers that are yet to be restored when a device has something for them are brought in by the worker, without any lock; then the device is told to try again.
+//! Buffers that are yet to be restored when a device has something for them are brought in by the worker, without any lock; then the device is told
+//! to try again.
 
 use crate::{
     backend::{Backend, Chain, Device},
@@ -220,8 +221,8 @@ impl Link {
         rings[ring].serve(ring, ram, &mut **device, || self.waiting.load(Ordering::Acquire) > 0)
     }
 
-    /// Has `fill` write into the next buffers that the driver has laid into an inbound ring. It returns how many bytes it wrote, or buffers that it would have to
-    /// wait for: [`Backend::served`] is called when they are there.
+    /// Has `fill` write into the next buffers that the driver has laid into an inbound ring. It returns how many bytes it wrote, or buffers that it
+    /// would have to wait for: [`Backend::served`] is called when they are there.
     pub fn offer(&self, ring: usize, fill: impl FnOnce(&GuestRam, Chain<'_>) -> std::result::Result<u32, Absent>) -> Offer {
         let mut absent = None;
         let offer = {

@@ -162,8 +162,8 @@ impl Monitor {
         asked.map_err(|error| self.failed(C::NAME, PATIENCE, error.into()))
     }
 
-    /// Runs a command for somebody who only looks: whoever else waits for an answer of this QEMU, and however often that is asked of one that hangs, it takes no longer
-    /// than about this. None: it does not answer.
+    /// Runs a command for somebody who only looks: whoever else waits for an answer of this QEMU, and however often that is asked of one that hangs,
+    /// it takes no longer than about this. None: it does not answer.
     pub fn glance<C: Command>(&self, command: &C, patience: Duration) -> Result<Option<C::Ok>> {
         let waited = Stopwatch::start();
         let mut slot = loop {

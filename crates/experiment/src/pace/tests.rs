@@ -28,7 +28,8 @@ fn the_network_stands_as_long_as_the_machine_that_stands_longest() {
     let now = Duration::from_nanos(1000);
     // Nobody has read a clock: it stood from before the first was told to stop until the last went on.
     assert_eq!(pace.go_on(&(time(500)..=time(530)), &[went("a", None, 900), went("b", None, 940)], now), going(560, 0));
-    // They went on at 100 and 102 ns past, which b is ahead: they are at one time, and so is the network, in which something was on its way since 500.
+    // They went on at 100 and 102 ns past, which b is ahead: they are at one time, and so is the network, in which something was on its way since
+    // 500.
     let both = [went("a", Some(7000), 900), went("b", Some(7002), 902)];
     assert_eq!(pace.go_on(&(time(500)..=time(530)), &both, now), going(7100, 7100 - 598));
     // Now it is known when they stopped: a when the network was at 7110, and b at 7112. Then b goes on late.
@@ -207,8 +208,8 @@ fn number(frame: &[u8]) -> u64 {
     u64::from_le_bytes(frame[14..].try_into().expect("eight bytes"))
 }
 
-/// What was sent before machines stopped is there when it is due, by the clock of whoever waits for it, and not before: however far apart they stop and go on,
-/// whether that is made good in the next pause, and whether or not somebody reads their clocks.
+/// What was sent before machines stopped is there when it is due, by the clock of whoever waits for it, and not before: however far apart they stop
+/// and go on, whether that is made good in the next pause, and whether or not somebody reads their clocks.
 #[test]
 fn no_pause_makes_a_frame_early() {
     for seed in 1..=12 {

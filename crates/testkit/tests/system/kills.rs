@@ -1,7 +1,8 @@
-//! Keeper, QEMU and command line killed at random times, with guests that check themselves: no checkpoint is lost or half, and nothing is left over. Once with one
-//! machine and its disk, and once with three on a LAN, which exchange numbers and know which must come next.
+//! Keeper, QEMU and command line killed at random times, with guests that check themselves: no checkpoint is lost or half, and nothing is left over.
+//! Once with one machine and its disk, and once with three on a LAN, which exchange numbers and know which must come next.
 //!
-//! Some rounds, about a minute; a hundred of each with `FERMATA_LONG=1`. What is random comes from a seed, which is printed; `FERMATA_SEED` repeats one.
+//! Some rounds, about a minute; a hundred of each with `FERMATA_LONG=1`. What is random comes from a seed, which is printed; `FERMATA_SEED` repeats
+//! one.
 
 use fermata_testkit::{
     Cli,
