@@ -12,6 +12,7 @@ use fermata_testkit::{
 use std::{collections::BTreeSet, env, fs, process::Stdio, thread, time::Duration};
 
 const SOON: Duration = Duration::from_secs(120);
+const BOOT: Duration = Duration::from_secs(240);
 
 /// What may be killed.
 #[derive(Debug, Clone, Copy)]
@@ -64,7 +65,7 @@ impl Kills {
         let kills = Self { cli, name, says };
         kills.cli.write("kills.yaml", spec);
         kills.cli.ok(&["up", "kills.yaml"]);
-        await_that("the guests begin", SOON, || kills.said().iter().all(|times| *times > 0));
+        await_that("the guests begin", BOOT, || kills.said().iter().all(|times| *times > 0));
         kills
     }
 
