@@ -115,7 +115,7 @@ pub(crate) fn difference(a: &Entry, b: &Entry, changes: Vec<Change>) -> values::
 /// A run as it is now. Asks QEMU what the guest does, unless `quietly`.
 pub(crate) fn run(run: &Run, quietly: bool) -> values::Run {
     let (body, standing) = (run.body(), run.standing());
-    let statuses = if quietly { Vec::new() } else { body.statuses() };
+    let statuses = if quietly { Vec::new() } else { body.glance() };
     let machine = |(index, of): (usize, &MachineBody)| machine(of, standing.machines.get(of.name()).copied(), statuses.get(index).cloned());
     values::Run {
         name: run.name().to_owned(),
@@ -134,6 +134,10 @@ fn machine(body: &MachineBody, id: Option<MachineId>, status: Option<Status>) ->
         Some(Status::Paused) => (values::MachineState::Paused, None),
         Some(Status::Off) => (values::MachineState::Off, None),
         Some(Status::Failed(why)) => (values::MachineState::Failed, Some(format!("QEMU stopped the guest, which cannot go on ({why})"))),
+        Some(Status::Silent) => {
+            let pid = body.machine().pid();
+            (values::MachineState::Silent, Some(format!("its QEMU (process {pid}) does not answer: it hangs, or the host is too busy")))
+        }
         Some(Status::Gone(why)) => (values::MachineState::Gone, Some(why)),
     };
     let machine = body.machine();

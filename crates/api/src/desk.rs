@@ -119,7 +119,7 @@ impl Service for Desk {
             return Err(Problem::new(format!("{name} is deterministic: nothing comes into it from outside, so it has no guest agent")));
         }
         let wait = Duration::from_millis(request.wait_ms);
-        if machine.status() == Status::Paused {
+        if machine.glance() == Status::Paused {
             return Err(Problem::new(format!("{name} is paused, and would never answer: `fermata resume {}` lets it go on", run.name())));
         }
         // Who waits for a machine that is taken to another checkpoint meanwhile goes with it.

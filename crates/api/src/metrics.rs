@@ -146,11 +146,12 @@ fn word(kind: Kind) -> &'static str {
     }
 }
 
-const STATES: [(MachineState, &str); 5] = [
+const STATES: [(MachineState, &str); 6] = [
     (MachineState::Running, "running"),
     (MachineState::Paused, "paused"),
     (MachineState::Off, "off"),
     (MachineState::Failed, "failed"),
+    (MachineState::Silent, "silent"),
     (MachineState::Gone, "gone"),
 ];
 

@@ -365,9 +365,9 @@ pub struct Machine {
     pub name: String,
     /// Which one it is; a fork gets another.
     pub id: MachineId,
-    /// `running`, `paused`, `off` (the guest powered off), `failed` (QEMU stopped the guest), `gone` (QEMU is).
+    /// `running`, `paused`, `off` (the guest powered off), `failed` (QEMU stopped the guest), `silent` (QEMU does not answer), `gone` (QEMU is).
     pub state: MachineState,
-    /// Why it failed or is gone.
+    /// Why it failed, is silent or is gone.
     pub reason: Option<String>,
     /// Its disks whose writes wait until the store's file system has space again.
     #[serde(default)]
@@ -402,6 +402,8 @@ pub enum MachineState {
     Off,
     /// QEMU stopped the guest, since it cannot go on.
     Failed,
+    /// QEMU does not answer.
+    Silent,
     /// QEMU is gone.
     Gone,
 }

@@ -54,6 +54,7 @@ impl Bench {
             created_ns: 0,
             time_virtual_ns: 0,
             events: 0,
+            waiting: Vec::new(),
             spec: serde_json::Value::Null,
             parts: vec![state.clone()],
             images: vec![self.golden.id()],

@@ -16,10 +16,11 @@ use fermata_linux::clock::monotonic;
 use fermata_net::{Change, Fabric, InterfaceId, TopologyError};
 use fermata_store::{Hold, Progress, Writer};
 use fermata_types::{ImageId, MachineId, PageSet, VirtualTime};
-use fermata_vm::{Machine, MachineDetails, Status};
+use fermata_vm::{Machine, MachineDetails, PATIENCE, Status};
 use std::{
     collections::BTreeMap,
     sync::{Arc, MutexGuard, OnceLock},
+    time::Duration,
 };
 
 /// Machines with their disks, in the order of their names. Dropping it ends every QEMU.
@@ -30,7 +31,7 @@ pub struct Body {
     plan: Plan,
     /// Told by everybody who stops the machines or lets them go on.
     pub(crate) clock: GuestClock,
-    events: Events,
+    events: Arc<Events>,
     /// The checkpoint that it was restored from: its pages and blocks are read when they are touched, for as long as this lives.
     held: OnceLock<Hold>,
 }
@@ -71,9 +72,9 @@ impl Body {
         let clock = GuestClock::default();
         if let Some(network) = &network {
             network.tell_page_maps(&machines);
-            clock.drive(network.fabric().clock().clone());
+            clock.drive(network.fabric().clone());
         }
-        let events = Events::new(plan.events.clone());
+        let events = Arc::new(Events::new(plan.events.clone(), plan.addresses.clone()));
         Ok((Self { machines, network, plan: plan.clone(), clock, events, held: OnceLock::new() }, loaded))
     }
 
@@ -83,7 +84,7 @@ impl Body {
     }
 
     /// What happens, and what has happened.
-    pub(crate) fn events(&self) -> &Events {
+    pub(crate) fn events(&self) -> &Arc<Events> {
         &self.events
     }
 
@@ -145,22 +146,18 @@ impl Body {
         side_by_side(&self.machines, |body| body.machine().status())
     }
 
-    /// The machines that are gone, if any, and why.
-    pub fn gone(&self) -> Vec<(String, String)> {
-        let gone = |(body, status): (&MachineBody, Status)| match status {
-            Status::Gone(why) => Some((body.name().to_owned(), why)),
-            _ => None,
-        };
-        self.machines.iter().zip(self.statuses()).filter_map(gone).collect()
+    /// The same for whoever does not want to wait for a machine that hangs.
+    pub fn glance(&self) -> Vec<Status> {
+        side_by_side(&self.machines, |body| body.machine().glance())
     }
 
     /// Lets all machines go on together that were paused. If there is none, all of them are asked, and say why not.
     pub fn resume(&self) -> Result<()> {
-        let paused: Vec<_> = self.machines.iter().zip(self.statuses()).filter(|(_, status)| *status == Status::Paused).collect();
+        let paused: Vec<_> = self.machines.iter().zip(self.glance()).filter(|(_, status)| *status == Status::Paused).collect();
         let chosen: Vec<_> =
             if paused.is_empty() { self.machines.iter().collect() } else { paused.into_iter().map(|(body, _)| body).collect() };
-        self.clock.machines_go();
-        let result = run_together(chosen.into_iter().map(|body| Start { machine: body.machine().clone(), from: None }).collect());
+        let (went, result) = run_together(chosen.into_iter().map(|body| Start { machine: body.machine().clone(), from: None }).collect());
+        self.clock.machines_run(&went);
         if !self.clock.runs() {
             self.clock.go_on(None, monotonic());
         }
@@ -176,10 +173,16 @@ impl Body {
 
     /// Stops all machines together. One that is gone is left out, unless nobody is left.
     pub fn pause(&self) -> Result<()> {
+        self.pause_within(PATIENCE)
+    }
+
+    /// The same, and waits no longer than this for one that does not answer. It stops when it comes to itself.
+    pub fn pause_within(&self, patience: Duration) -> Result<()> {
         if let Some(fabric) = self.fabric() {
             fabric.freeze();
         }
-        let result = stop_together(self.machines.iter().map(MachineBody::machine));
+        self.clock.machines_stop();
+        let result = stop_together(self.machines.iter().map(MachineBody::machine), patience);
         self.clock.machines_stand();
         self.clock.stop(monotonic());
         result
@@ -196,7 +199,7 @@ impl Body {
             parts.extend(of_machine);
             details.push(detail);
         }
-        *self.events.hold() = state.record.events;
+        self.events.restore(state.record.events, &state.record.waiting);
         self.clock.stop_at(VirtualTime::from_ns(state.record.time_virtual_ns));
         Ok((parts, details))
     }
@@ -207,8 +210,9 @@ impl Body {
             let from = (!detail.config.deterministic).then_some(detail.time_virtual);
             (!detail.off).then(|| Start { machine: body.machine().clone(), from })
         };
-        self.clock.machines_go();
-        run_together(self.machines.iter().zip(details).filter_map(goes).collect())?;
+        let (went, result) = run_together(self.machines.iter().zip(details).filter_map(goes).collect());
+        result?;
+        self.clock.machines_run(&went);
         self.clock.go_on(None, monotonic());
         self.thaw_network();
         Ok(())

@@ -5,7 +5,8 @@
 
 use crate::{
     guest_clock::GuestClock,
-    together::{delays, wait_until},
+    pace::Went,
+    together::{delays, host_time, wait_until},
 };
 use fermata_checkpoint::{Captured, Failure, Outcome, Part, Phase, Protocol, Saved, Step};
 use fermata_linux::clock::{Stopwatch, monotonic};
@@ -153,6 +154,9 @@ pub(crate) fn take<S: Storage>(
             Step::Freeze(of) => {
                 watch.get_or_insert_with(Stopwatch::start);
                 clock.stop(monotonic());
+                if are_machines(parts, of) {
+                    clock.machines_stop();
+                }
                 let result = phase(parts, of, Phase::Freeze, manner, |part| part.freeze());
                 if are_machines(parts, of) {
                     clock.machines_stand();
@@ -169,10 +173,11 @@ pub(crate) fn take<S: Storage>(
                 result
             }
             Step::Thaw(of) => {
-                if ran && are_machines(parts, of) {
-                    clock.machines_go();
-                }
+                let begun = monotonic();
                 let result = phase(parts, of, Phase::Thaw, manner, |part| part.thaw());
+                if ran && are_machines(parts, of) {
+                    clock.machines_run(&went(parts, of, begun));
+                }
                 pause = watch.map_or(Duration::ZERO, |watch| watch.elapsed());
                 result
             }
@@ -201,6 +206,15 @@ pub(crate) fn take<S: Storage>(
 
 fn are_machines<S>(parts: &Parts<S>, of: &[usize]) -> bool {
     of.iter().any(|index| parts[*index].kind() == PartKind::Machine)
+}
+
+/// The machines that went on after `begun`.
+fn went<S>(parts: &Parts<S>, of: &[usize], begun: Duration) -> Vec<Went> {
+    let went = |part: &dyn Part<S>| {
+        let at = host_time(part.stood()?.end, begun);
+        Some(Went { machine: part.name().to_owned(), from: part.time(), at })
+    };
+    of.iter().filter_map(|index| went(&*parts[*index])).collect()
 }
 
 /// The guests' clocks go on, the furthest of them last.

@@ -1,6 +1,8 @@
 //! What virtual time it is while the guests run, to have something happen at a given one.
 
-use fermata_net::Clock;
+use crate::pace::{Pace, Went};
+use fermata_linux::clock::monotonic;
+use fermata_net::Fabric;
 use fermata_types::VirtualTime;
 use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock},
@@ -9,11 +11,12 @@ use std::{
 
 /// The virtual time of an experiment, as seen from outside: what was read from the guests' own clocks when they last stood still, and the host's time since
 /// they run.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct GuestClock {
     hands: Mutex<Hands>,
-    /// The clock by which frames are due: it stands for exactly as long as the machines do.
-    network: OnceLock<Arc<Clock>>,
+    /// Its clock, by which frames are due, is kept together with the machines'.
+    network: OnceLock<Arc<Fabric>>,
+    pace: Mutex<Pace>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -64,21 +67,31 @@ impl GuestClock {
     }
 
     /// From now on stops the network's clock with the machines, and lets it go on with them.
-    pub fn drive(&self, network: Arc<Clock>) {
-        self.network.set(network).expect("a body has one network");
+    pub fn drive(&self, network: Arc<Fabric>) {
+        assert!(self.network.set(network).is_ok(), "a body has one network");
+    }
+
+    /// To be called before the first machine is told to stop.
+    pub fn machines_stop(&self) {
+        if let Some(network) = self.network.get() {
+            network.clock().stopping();
+        }
     }
 
     /// To be called when the last machine has stopped.
     pub fn machines_stand(&self) {
         if let Some(network) = self.network.get() {
-            network.stop();
+            network.machines_stand();
         }
     }
 
-    /// To be called when the first machine is about to go on.
-    pub fn machines_go(&self) {
-        if let Some(network) = self.network.get() {
-            network.start();
+    /// To be called when the last machine has gone on.
+    pub fn machines_run(&self, machines: &[Went]) {
+        if let Some(network) = self.network.get().filter(|network| !network.clock().runs()) {
+            let clock = network.clock();
+            let (stopping, now) = (clock.instant()..=clock.now(), monotonic());
+            let going = self.pace.lock().expect("nobody panics with the lock").go_on(&stopping, machines, now);
+            network.machines_run(going.at, now, going.later);
         }
     }
 

@@ -8,7 +8,7 @@
 //! - [`machine_body`]: one QEMU process with the servers of its disks
 //! - `network`: what the network and the machines have to know of each other
 //! - `together`, `several`: the same for several machines, side by side
-//! - `guest_clock`: what virtual time it is while the guests run
+//! - `guest_clock`: what virtual time it is while the guests run; `pace`: how the network's time and the machines' stay one
 //! - `events`: what happens by itself at given times
 //! - `blocks`: what the disks know of a machine's memory
 //! - `coordinate`: one checkpoint over all parts
@@ -29,6 +29,7 @@ mod guest_clock;
 pub mod host;
 pub mod machine_body;
 mod network;
+mod pace;
 mod plan;
 pub mod run;
 mod several;
@@ -40,7 +41,7 @@ pub use body::{Blueprint, Body};
 pub use coordinate::{Moment, PartFailure};
 pub use error::{Error, Result};
 pub use fermata_net as net;
-pub use fermata_vm::{Accel, Execution, Machine, Paging, Status, TrackerStanding};
+pub use fermata_vm::{Accel, Execution, GLANCE, Machine, Paging, Status, TrackerStanding};
 pub use host::Host;
 pub use machine_body::MachineBody;
 pub use run::{Arrival, Asked, Journey, Run, Standing, When, fits, spare, spare_like, travel};

@@ -254,6 +254,10 @@ impl MemoryWatch for GuestMemory {
         }
     }
 
+    fn is_there(&self, first: PageNumber, pages: u32) -> bool {
+        self.0.get().and_then(Weak::upgrade).is_none_or(|machine| machine.is_there(first, pages))
+    }
+
     fn watch_writes(&self, pages: &[Range<PageNumber>], written: &mut dyn FnMut(Range<PageNumber>)) -> io::Result<()> {
         let machine = self.0.get().and_then(Weak::upgrade).ok_or(io::ErrorKind::Unsupported)?;
         machine.watch_writes(pages, written).map_err(io::Error::other)

@@ -7,7 +7,7 @@ use crate::{
     topology::topology,
 };
 use fermata_disk::Format;
-use fermata_net::Topology;
+use fermata_net::{Interface, Topology};
 use fermata_store::Record;
 use fermata_types::{PartKind, PartState, VirtualTime};
 use fermata_vm::{Accel, MachineConfig, MachineDetails, Net};
@@ -24,6 +24,18 @@ pub(crate) struct Plan {
     pub network: Option<Topology>,
     /// What happens by itself.
     pub events: Vec<Event>,
+    /// Addresses that guests are to take.
+    pub addresses: Vec<Address>,
+}
+
+/// How a guest gives one of its interfaces the address of the specification.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Address {
+    /// `a:eth1`.
+    pub interface: String,
+    pub machine: String,
+    /// For its shell.
+    pub command: String,
 }
 
 /// A machine and its disks.
@@ -49,7 +61,8 @@ impl Plan {
     pub fn new(spec: &Spec) -> Self {
         let topology = topology(spec);
         let machines = spec.nodes.iter().map(|(name, node)| MachinePlan::new(name, node, nets(&topology, name))).collect();
-        Self { machines, network: (!topology.interfaces.is_empty()).then_some(topology), events: spec.events.clone() }
+        let addresses = topology.interfaces.iter().filter_map(|interface| Address::new(spec, interface)).collect();
+        Self { machines, addresses, network: (!topology.interfaces.is_empty()).then_some(topology), events: spec.events.clone() }
     }
 
     /// The plan of the machines that a checkpoint holds: as they were then, not as the same specification would make them today.
@@ -61,6 +74,18 @@ impl Plan {
             machine.machine = details(record, id, &machine.machine.name)?.config;
         }
         Ok(plan)
+    }
+}
+
+impl Address {
+    fn new(spec: &Spec, interface: &Interface) -> Option<Self> {
+        let address = spec.nodes.get(&interface.machine)?.interfaces.get(&interface.name)?.ipv4?;
+        // By its Ethernet address, for guests name their interfaces as they like.
+        let command = format!(
+            "for d in /sys/class/net/*; do if [ \"$(cat $d/address)\" = {} ]; then ip address add {address} dev ${{d##*/}} && ip link set ${{d##*/}} up; fi; done",
+            interface.mac
+        );
+        Some(Self { interface: interface.to_string(), machine: interface.machine.clone(), command })
     }
 }
 

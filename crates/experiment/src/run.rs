@@ -7,12 +7,11 @@ use crate::{
     machine_body::Return,
     plan::{self, Plan},
     spec::{Action, Endpoint, Spec},
-    topology::topology,
 };
 use fermata_checkpoint::Saved;
 use fermata_linux::clock::{Stopwatch, monotonic, wall_ns};
 use fermata_net::{Change, Fabric};
-use fermata_store::{Cost, Hold, Progress, Record, Skew, Writer};
+use fermata_store::{Cost, Hold, Progress, Record, Skew, Waiting, Writer};
 use fermata_types::{CheckpointId, ClassTimes, MachineId, VirtualTime};
 use std::{
     collections::BTreeMap,
@@ -127,29 +126,24 @@ impl Run {
         body.resume()?;
         let standing = Standing { branch: name.to_owned(), head: None, machines: body.identities() };
         let run = Self::new(host, spec, name, State::new(body, parts, standing))?;
-        run.set_addresses(spec);
+        run.catch_up();
         Ok(run)
     }
 
-    /// Has the guests take the addresses that the specification gives them, once each has booted.
-    fn set_addresses(&self, spec: &Spec) {
+    /// Has the guests begin what is due and has not begun in them.
+    fn catch_up(&self) {
         let body = self.body();
-        for interface in topology(spec).interfaces {
-            let of = spec.nodes.get(&interface.machine).and_then(|node| node.interfaces.get(&interface.name));
-            let Some(address) = of.and_then(|of| of.ipv4) else { continue };
-            // By its Ethernet address, for guests name their interfaces as they like.
-            let command = format!(
-                "for d in /sys/class/net/*; do if [ \"$(cat $d/address)\" = {} ]; then ip address add {address} dev ${{d##*/}} && ip link set ${{d##*/}} up; fi; done",
-                interface.mac
-            );
-            self.execute(&body, &interface.machine, &command, BOOT_WAIT);
+        for waiting in body.events().waiting() {
+            self.execute(&body, waiting, BOOT_WAIT);
         }
     }
 
     /// A run that begins where somebody arrived.
     pub fn begin(host: Arc<Host>, spec: &Spec, name: &str, arrival: Arrival) -> Result<Self> {
         let Arrival { body, parts, standing, .. } = arrival;
-        Self::new(host, spec, name, State::new(body, parts, standing))
+        let run = Self::new(host, spec, name, State::new(body, parts, standing))?;
+        run.catch_up();
+        Ok(run)
     }
 
     fn new(host: Arc<Host>, spec: &Spec, name: &str, state: State) -> Result<Self> {
@@ -193,11 +187,11 @@ impl Run {
     /// Lets happen what is due of the experiment's events. Returns how long until the next one, if there is one and the guests run.
     pub fn happen(&self) -> Option<Duration> {
         let body = self.body();
-        body.events().happen(&body.clock, &mut |event| {
+        body.events().happen(&body.clock, &mut |event, waiting| {
             tracing::info!("run {}: at {}: {:?}", self.name, event.at, event.action);
             match &event.action {
                 Action::Link { interface, change } => self.change_link(&body, interface, change),
-                Action::Exec { machine, run } => self.execute(&body, machine, run, AGENT_WAIT),
+                Action::Exec { .. } => self.execute(&body, waiting, AGENT_WAIT),
             }
         })
     }
@@ -210,17 +204,34 @@ impl Run {
         }
     }
 
-    /// Has a command run in a guest. Nobody waits for its end, but for a word about it in the log.
-    fn execute(&self, body: &Body, machine: &str, command: &str, wait: Duration) {
-        let Some(of) = body.machines().iter().find(|of| of.name() == machine) else { return };
-        let (of, name, command) = (of.machine().clone(), format!("{}:{machine}", self.name), command.to_owned());
+    /// Has a command begin in a guest, once, when its agent answers. Nobody waits for its end, but for a word about it in the log.
+    fn execute(&self, body: &Arc<Body>, waiting: Waiting, wait: Duration) {
+        let events = body.events().clone();
+        let command = events.command(&waiting).map(|(machine, command)| (machine.to_owned(), command.to_owned()));
+        let of = |machine: &str| body.machines().iter().find(|of| of.name() == machine).map(|of| of.machine().clone());
+        let Some((machine, command)) = command else { return };
+        let Some(of) = of(&machine) else { return };
+        let (name, body) = (format!("{}:{machine}", self.name), Arc::downgrade(body));
         let work = move || {
-            let words = ["/bin/sh".to_owned(), "-c".to_owned(), command.clone()];
-            match of.agent().execute(&words, None, wait) {
-                Ok(done) if done.status == 0 => tracing::info!("{name}: `{command}` has ended"),
-                Ok(done) => tracing::warn!("{name}: `{command}` ended with {}: {}", done.status, String::from_utf8_lossy(&done.stderr)),
-                Err(error) => tracing::warn!("{name}: `{command}` could not be run: {error}"),
+            // While nothing runs, no agent answers. Whoever leaves the body takes what waits along, in the checkpoint that it goes to.
+            while !body.upgrade()?.clock.runs() {
+                thread::sleep(BETWEEN_LOOKS);
             }
+            drop(body);
+            let words = ["/bin/sh".to_owned(), "-c".to_owned(), command.clone()];
+            let visit = of.agent().visit(wait, &|| true).inspect_err(|error| {
+                events.give_up(&waiting);
+                tracing::warn!("{name}: `{command}` could not be run: {error}");
+            });
+            let visit = visit.ok()?;
+            let begun = events.begin(&waiting, || visit.begin(&words, None))?;
+            match begun.map(|begun| visit.end(begun, &|| true)) {
+                Ok(Ok(done)) if done.status == 0 => tracing::info!("{name}: `{command}` has ended"),
+                Ok(Ok(done)) => tracing::warn!("{name}: `{command}` ended with {}: {}", done.status, String::from_utf8_lossy(&done.stderr)),
+                Ok(Err(error)) => tracing::info!("{name}: `{command}` has begun, and how it ends is not known: {error}"),
+                Err(error) => tracing::warn!("{name}: whether `{command}` has begun is not known: {error}"),
+            }
+            Some(())
         };
         if let Err(error) = thread::Builder::new().name("event".to_owned()).spawn(work) {
             tracing::warn!("run {}: no thread for an event: {error}", self.name);
@@ -346,12 +357,12 @@ impl Run {
         let mut writer = self.host.store().writer()?;
         writer.stand_on(&body.images());
         writer.time_by(monotonic);
-        let (mut events, mut links, mut happened) = (None, None, 0);
+        let (mut events, mut links, mut progress) = (None, None, (0, Vec::new()));
         let tentative = coordinate::take(&mut lock(), writer, manner, &body.clock, &mut |moment| {
             match moment {
                 Moment::Prepared => (events, links) = (Some(body.events().hold()), body.hold_links()),
                 Moment::Frozen => {
-                    happened = events.take().map_or(0, |held| *held);
+                    progress = events.take().map_or_else(Default::default, |held| (held.happened, held.waiting.iter().cloned().collect()));
                     drop(links.take());
                 }
             }
@@ -361,7 +372,7 @@ impl Run {
         drop((events, links));
         let tentative = tentative?;
         past.prepared = Some(tentative.prepared());
-        let result = self.save(tentative, standing, body, (message, happened));
+        let result = self.save(tentative, standing, body, (message, progress));
         coordinate::settle(&mut lock(), result.as_ref().ok().map(|(_, _, saved)| saved.as_slice()));
         result.map(|(hold, record, _)| (hold, record))
     }
@@ -371,7 +382,7 @@ impl Run {
         tentative: Tentative<Writer>,
         standing: Standing,
         body: &Body,
-        (message, events): (Option<String>, u64),
+        (message, (events, waiting)): (Option<String>, (u64, Vec<Waiting>)),
     ) -> Result<Kept> {
         let watch = Stopwatch::start();
         let (pause, apart, steps) = (tentative.pause, tentative.apart, tentative.steps.clone());
@@ -386,6 +397,7 @@ impl Run {
             time_virtual_ns: plan::time_virtual(&parts, "being made")?.ns,
             spec: self.spec.clone(),
             events,
+            waiting,
             parts,
             images: body.images(),
             cost: Cost {
@@ -434,7 +446,10 @@ impl Run {
         let mut arrived = State::new(arrival.body, arrival.parts, arrival.standing);
         arrived.standing.branch = branch(state.moving.as_deref());
         arrived.moving = state.moving.take();
-        std::mem::replace(&mut *state, arrived).body
+        let left = std::mem::replace(&mut *state, arrived).body;
+        drop(state);
+        self.catch_up();
+        left
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

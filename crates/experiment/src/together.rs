@@ -1,7 +1,7 @@
 //! Several machines stopped, or started, as near together as can be: all are asked before any is waited for.
 
-use crate::{Error, Result};
-use fermata_linux::clock::Stopwatch;
+use crate::{Error, Result, pace::Went};
+use fermata_linux::clock::{Stopwatch, monotonic, wall_ns};
 use fermata_types::VirtualTime;
 use fermata_vm::{Machine, PATIENCE};
 use std::{sync::Arc, time::Duration};
@@ -38,26 +38,45 @@ pub(crate) struct Start {
     pub from: Option<VirtualTime>,
 }
 
-/// Lets machines go on. All are tried; the first that cannot is told.
-pub(crate) fn run_together(starts: Vec<Start>) -> Result<()> {
+/// The host's monotonic time of something that happened after `begun`, by a clock of the host that may be set: QEMU's timestamps are of that.
+pub(crate) fn host_time(wall: Duration, begun: Duration) -> Duration {
+    let now = monotonic();
+    let ago = Duration::from_nanos(wall_ns()).saturating_sub(wall);
+    now.saturating_sub(ago).max(begun)
+}
+
+/// Lets machines go on. All are tried; the first that cannot is told. Returns those that did, too.
+pub(crate) fn run_together(starts: Vec<Start>) -> (Vec<Went>, Result<()>) {
     let delays = delays(&starts.iter().map(|start| start.from).collect::<Vec<_>>());
     let mut starts: Vec<_> = delays.into_iter().zip(starts).collect();
     starts.sort_by_key(|(delay, _)| *delay);
-    let watch = Stopwatch::start();
+    let (watch, before) = (Stopwatch::start(), monotonic());
     let mut begun = Vec::with_capacity(starts.len());
     for (delay, start) in &starts {
         wait_until(&watch, *delay);
         begun.push(start.machine.begin_run());
     }
-    let finish = |((_, start), begun): (&(Duration, Start), fermata_vm::Result<_>)| start.machine.finish_run(begun?, PATIENCE);
-    let results: Vec<_> = starts.iter().zip(begun).map(finish).collect();
-    Ok(results.into_iter().collect::<fermata_vm::Result<()>>()?)
+    let finish = |((_, start), begun): (&(Duration, Start), fermata_vm::Result<_>)| {
+        start.machine.finish_run(begun?, PATIENCE)?;
+        let at = start.machine.went_on().map_or_else(monotonic, |wall| host_time(wall, before));
+        Ok(Went { machine: start.machine.config().name.clone(), from: start.from, at })
+    };
+    let results: Vec<fermata_vm::Result<Went>> = starts.iter().zip(begun).map(finish).collect();
+    let (mut went, mut failed) = (Vec::new(), None);
+    for result in results {
+        match result {
+            Ok(machine) => went.push(machine),
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    (went, failed.map_or(Ok(()), |error| Err(error.into())))
 }
 
-/// Stops machines. All are tried; the first that cannot is told, unless it is gone and another is not.
-pub(crate) fn stop_together<'a>(machines: impl Iterator<Item = &'a Arc<Machine>>) -> Result<()> {
+/// Stops machines, and waits so long for each that does not answer. All are tried; the first that cannot is told, unless it is gone and another is
+/// not.
+pub(crate) fn stop_together<'a>(machines: impl Iterator<Item = &'a Arc<Machine>>, patience: Duration) -> Result<()> {
     let begun: Vec<_> = machines.map(|machine| (machine, machine.begin_stop())).collect();
-    let results: Vec<_> = begun.into_iter().map(|(machine, begun)| machine.finish_stop(begun?, PATIENCE)).collect();
+    let results: Vec<_> = begun.into_iter().map(|(machine, begun)| machine.finish_stop(begun?, patience)).collect();
     let one_stands = results.iter().any(Result::is_ok);
     let failed = results.into_iter().filter_map(Result::err);
     let mut told = failed.filter(|error| !(one_stands && matches!(error, fermata_vm::Error::Gone { .. })));

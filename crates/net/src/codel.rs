@@ -50,6 +50,14 @@ impl Codel {
         frame
     }
 
+    /// Moves all its times.
+    pub fn shift(&mut self, moved: impl Fn(u64) -> u64) {
+        if self.first_above != 0 {
+            self.first_above = moved(self.first_above).max(1);
+        }
+        self.drop_next = moved(self.drop_next);
+    }
+
     /// The first of the queue, and whether all have waited too long for an interval.
     fn take(&mut self, now: u64, queue: &mut Queue, full: usize) -> (Option<Frame>, bool) {
         let Some(waiting) = queue.pop() else {

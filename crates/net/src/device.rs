@@ -6,7 +6,7 @@
 //! Address, link state and configuration space are QEMU's: the protocol has no message for them.
 
 use crate::{InterfaceId, fabric::Shared};
-use fermata_vhost::{Backend, Chain, Device, GuestRam, Handled, Link, Pieces, worth_telling};
+use fermata_vhost::{Absent, Backend, Chain, Device, GuestRam, Handled, Link, Pieces, worth_telling};
 use std::{
     fmt::Display,
     sync::{
@@ -151,15 +151,16 @@ pub(crate) struct Receiver {
 
 impl Receiver {
     /// Lays a frame into the buffers that a guest has laid out for one. Returns the bytes written: none if the frame has no room there, and is lost.
-    pub fn lay(&mut self, ram: &GuestRam, chain: Chain<'_>, frame: &[u8], trouble: &Trouble) -> u32 {
+    /// It does not wait for buffers that are yet to be restored.
+    pub fn lay(&mut self, ram: &GuestRam, chain: Chain<'_>, frame: &[u8], trouble: &Trouble) -> Result<u32, Absent> {
         let Some(room) = gather(chain, true, &mut self.wanted_at) else {
             trouble.note(&trouble.malformed, "a chain of descriptors with no room for a frame was given back");
-            return 0;
+            return Ok(0);
         };
         let mut bytes = (HEADER_BYTES + frame.len()) as u64;
         if room < bytes {
             trouble.note(&trouble.unfit, "a frame was lost, since the guest's buffer has no room for it");
-            return 0;
+            return Ok(0);
         }
         // Only what is written is to be brought in and reported.
         self.wanted_at.retain_mut(|(_, len)| {
@@ -167,12 +168,15 @@ impl Receiver {
             bytes -= u64::from(*len);
             *len > 0
         });
+        if !ram.are_there(&self.wanted_at) {
+            return Err(Absent(self.wanted_at.clone()));
+        }
         let laid = ram.fill(&self.wanted_at, &mut self.wanted, |output| output.put(&HEADER).and_then(|()| output.put(frame)));
         if matches!(laid, Ok(Ok(()))) {
-            (HEADER_BYTES + frame.len()) as u32
+            Ok((HEADER_BYTES + frame.len()) as u32)
         } else {
             trouble.note(&trouble.malformed, "a buffer for a frame does not lie in guest memory");
-            0
+            Ok(0)
         }
     }
 }

@@ -249,6 +249,14 @@ impl Direction {
         self.shape = shape;
     }
 
+    /// Moves all its times.
+    pub fn shift(&mut self, moved: impl Fn(u64) -> u64) {
+        [&mut self.free_at, &mut self.last_due].into_iter().for_each(|at| *at = moved(*at));
+        self.queue.shift(&moved);
+        self.flying.iter_mut().for_each(|flying| flying.due = moved(flying.due));
+        self.codel.shift(moved);
+    }
+
     /// Plugs the cable in, or out: then what is on it is lost.
     pub fn plug(&mut self, up: bool, memory: &mut Memory) {
         self.up = up;

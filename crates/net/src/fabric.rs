@@ -8,6 +8,9 @@
 //! Whoever takes a turn has the lock of the world, and takes the lock of a receiving interface's connection for one frame. A worker has the lock of its connection
 //! while it takes frames out of the guest's memory; so it leaves them in the inbox, whose lock nobody holds for longer than that, and takes its turn afterwards,
 //! without any lock. A frame is in the inbox before the guest is told that it was sent. So with the rings stopped, the inbox and the world have all there is.
+//!
+//! Nobody waits for a guest's memory with the lock of the world: a frame for buffers that are yet to be restored waits as for a guest without
+//! buffers, while the worker of that interface brings them in.
 
 use crate::{
     Capture, Change, Clock, InterfaceId, Topology, TopologyError, Way, World,
@@ -83,10 +86,21 @@ struct State {
 struct Inbox {
     sent: Vec<Sent>,
     taps: Vec<Tap>,
+    /// The time of the last frame that was noted. While machines go on one after the other, the clock may be set back a little.
+    noted: VirtualTime,
+}
+
+impl Inbox {
+    fn note(&mut self, at: VirtualTime, interface: InterfaceId, way: Way, frame: &[u8]) {
+        self.noted = self.noted.max(at);
+        self.taps.iter().for_each(|tap| tap.note(self.noted, interface, way, frame));
+    }
 }
 
 struct Sent {
     at: VirtualTime,
+    /// The same by the host's clock.
+    host: Duration,
     from: InterfaceId,
     frame: Box<[u8]>,
 }
@@ -171,6 +185,24 @@ impl Fabric {
         self.shared.snapshot()
     }
 
+    /// All machines stand still, and so does the clock.
+    pub fn machines_stand(&self) {
+        let mut state = self.shared.state();
+        self.shared.clock.stop();
+        self.shared.take_in(&mut state);
+    }
+
+    /// The machines have all gone on. The clock is `at` at this time of the host, and what is on its way is due so many nanoseconds later, or
+    /// earlier, than it was. It hands nothing over before [`thaw`](Self::thaw).
+    pub fn machines_run(&self, at: VirtualTime, host: Duration, later: i64) {
+        let mut state = self.shared.state();
+        let mut inbox = self.shared.inbox();
+        state.world.shift(later);
+        self.shared.clock.go_on(at, host);
+        // They are from machines that went on before the others, while the clock stood.
+        inbox.sent.iter_mut().for_each(|sent| sent.at = self.shared.clock.at(sent.host));
+    }
+
     /// Goes on, and the clock with it if it stands.
     pub fn thaw(&self) {
         self.shared.clock.start();
@@ -187,6 +219,7 @@ impl Fabric {
         let mut state = self.shared.state();
         let mut inbox = self.shared.inbox();
         inbox.sent.clear();
+        inbox.noted = VirtualTime::default();
         let from = self.shared.clock.now();
         inbox.taps.iter_mut().for_each(|tap| tap.shift(from, snapshot.at));
         (state.world, state.listening) = (snapshot.world, snapshot.listening);
@@ -287,9 +320,9 @@ impl Shared {
     pub(crate) fn accept(&self, from: InterfaceId, frame: Box<[u8]>) {
         let mut inbox = self.inbox();
         // Under the lock, so that they lie there in the order of time.
-        let at = self.clock.now();
-        inbox.taps.iter().for_each(|tap| tap.note(at, from, Way::Sent, &frame));
-        inbox.sent.push(Sent { at, from, frame });
+        let (at, host) = self.clock.read();
+        inbox.note(at, from, Way::Sent, &frame);
+        inbox.sent.push(Sent { at, host, from, frame });
     }
 
     /// Has a frame noted that is in a guest's memory, before the guest is told of it: so nobody's answer is noted before the question.
@@ -301,13 +334,13 @@ impl Shared {
         let at = self.clock.now();
         inbox.taps.retain(Tap::is_read);
         self.tapped.store(!inbox.taps.is_empty(), Ordering::Relaxed);
-        inbox.taps.iter().for_each(|tap| tap.note(at, to, Way::Received, frame));
+        inbox.note(at, to, Way::Received, frame);
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
         let mut state = self.state();
         self.take_in(&mut state);
-        Snapshot { world: state.world.clone(), listening: state.listening.clone(), at: self.clock.now() }
+        Snapshot { world: state.world.clone(), listening: state.listening.clone(), at: self.clock.instant() }
     }
 
     fn take_in(&self, state: &mut State) {
@@ -326,7 +359,11 @@ impl Shared {
             return;
         }
         let State { world, listening, receiver, .. } = &mut *state;
-        world.deliver(self.clock.now(), &mut |interface, frame| self.hand_over(interface, frame, listening, receiver));
+        let now = self.clock.now();
+        // What was sent last before a pause may have been later than what the clock goes on from.
+        if now >= world.now() {
+            world.deliver(now, &mut |interface, frame| self.hand_over(interface, frame, listening, receiver));
+        }
         let due = world.next_due().and_then(|at| self.clock.host_time(at));
         let set = due.map_or_else(|| self.timer.clear(), |at| self.timer.set(at));
         set.expect("a timer takes every time");
@@ -337,11 +374,11 @@ impl Shared {
         let Plug { link, trouble } = self.plug(to);
         let link = link.lock().expect("nobody panics with the lock").clone();
         let lay = |ram: &GuestRam, chain: Chain<'_>| {
-            let bytes = receiver.lay(ram, chain, frame, trouble);
-            if bytes > 0 {
+            let laid = receiver.lay(ram, chain, frame, trouble);
+            if laid.as_ref().is_ok_and(|bytes| *bytes > 0) {
                 self.note_received(to, frame);
             }
-            bytes
+            laid
         };
         let offer = link.map_or(Offer::Stopped, |link| link.offer(RECEIVE, lay));
         let listening = &mut listening[to.index()];

@@ -30,6 +30,11 @@ impl Queue {
         self.next += 1;
     }
 
+    /// Moves the times since when frames wait.
+    pub fn shift(&mut self, moved: impl Fn(u64) -> u64) {
+        self.lists.values_mut().flatten().for_each(|(_, waiting)| waiting.since = moved(waiting.since));
+    }
+
     pub fn pop(&mut self) -> Option<Waiting> {
         let place = |list: &VecDeque<(u64, Waiting)>| list.front().map(|(place, _)| *place);
         let (from, _) = self.lists.iter().filter_map(|(from, list)| Some((*from, place(list)?))).min_by_key(|(_, place)| *place)?;

@@ -42,6 +42,12 @@ impl Switch {
         Self { stations: BTreeMap::new(), swept: 0, counts: vec![0; ports] }
     }
 
+    /// Moves all its times.
+    pub fn shift(&mut self, moved: impl Fn(u64) -> u64) {
+        self.swept = moved(self.swept);
+        self.stations.values_mut().for_each(|station| station.heard = moved(station.heard));
+    }
+
     /// Learns from a frame that came in at a port, and says where it goes. It never goes back to where it came from.
     pub fn forward(&mut self, now: u64, port: u32, frame: &Frame) -> Forward {
         let Some((to, from)) = addresses(frame) else { return Forward::Nobody };

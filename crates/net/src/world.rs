@@ -195,6 +195,23 @@ impl World {
         Ok(())
     }
 
+    /// Moves all that is in it in time: from now on each thing happens so many nanoseconds later, or earlier, than it would have.
+    pub fn shift(&mut self, by: i64) {
+        if by == 0 {
+            return;
+        }
+        let moved = |at: u64| at.saturating_add_signed(by);
+        self.now = moved(self.now);
+        self.directions.iter_mut().for_each(|direction| direction.shift(moved));
+        self.switches.iter_mut().for_each(|switch| switch.shift(moved));
+        self.agenda = self.agenda.iter().map(|(at, index)| (moved(*at), *index)).collect();
+    }
+
+    /// The time until which it has done what was due.
+    pub fn now(&self) -> VirtualTime {
+        VirtualTime::from_ns(self.now)
+    }
+
     /// Whether the cable of an interface is plugged in. None if there is no such interface.
     pub fn is_up(&self, interface: InterfaceId) -> Option<bool> {
         self.wires.get(interface.index()).map(|wire| self.directions[wire.out].up)

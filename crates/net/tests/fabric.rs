@@ -68,22 +68,25 @@ struct Bench {
 
 impl Bench {
     fn new(topology: &Topology) -> Self {
-        Self::with_watch(topology, None)
-    }
-
-    fn with_watch(topology: &Topology, watch: Option<Arc<dyn MemoryWatch>>) -> Self {
-        let bench = Self::frozen(topology, watch);
+        let bench = Self::frozen(topology, None);
         bench.fabric.thaw();
         bench
     }
 
-    fn frozen(topology: &Topology, watch: Option<Arc<dyn MemoryWatch>>) -> Self {
+    /// The memory of one guest is watched.
+    fn with_watch(topology: &Topology, guest: usize, watch: Arc<dyn MemoryWatch>) -> Self {
+        let bench = Self::frozen(topology, Some((guest, watch)));
+        bench.fabric.thaw();
+        bench
+    }
+
+    fn frozen(topology: &Topology, watched: Option<(usize, Arc<dyn MemoryWatch>)>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let dirty: Vec<_> = topology.interfaces.iter().map(|_| Arc::new(DirtyPages::new())).collect();
         let nic = |(number, dirty): (usize, &Arc<DirtyPages>)| NicOptions {
             socket: dir.path().join(format!("net{number}.sock")),
             dirty: dirty.clone(),
-            watch: watch.clone(),
+            watch: watched.as_ref().filter(|(guest, _)| *guest == number).map(|(_, watch)| watch.clone()),
         };
         let nics = dirty.iter().enumerate().map(nic).collect();
         let clock = Arc::new(Clock::standing(VirtualTime::default(), monotonic));
@@ -430,6 +433,35 @@ fn frames_leave_when_they_are_due_in_virtual_time() {
     assert!(clock.now().since_start() - sent.since_start() >= delay);
 }
 
+/// The machines went on an hour later by their own clocks, and stood for longer than the network did.
+#[test]
+fn what_is_on_its_way_moves_with_the_machines_time() {
+    const HOUR: u64 = 3_600_000_000_000;
+    const LATER: u64 = 60_000_000;
+    let delay = 40_000_000;
+    let bench = Bench::new(&pair(Shape { delay_ns: delay, ..Shape::default() }));
+    let (mut a, mut b) = (bench.guest(0), bench.guest(1));
+    b.lay(8);
+    let clock = bench.fabric.clock().clone();
+    let sent = clock.now().ns;
+    let frames = [1, 2].map(|number| frame(1, 0, number, 64));
+    a.send(&frames[..1]);
+    bench.fabric.freeze();
+    clock.stopping();
+    let instant = clock.instant();
+    bench.fabric.machines_stand();
+    assert_eq!(bench.fabric.snapshot().at, instant, "before the machines were told to stop");
+    assert!(!clock.runs() && clock.now() >= instant);
+    // From a machine that goes on before the others do.
+    a.send(&frames[1..]);
+    let at = VirtualTime::from_ns(instant.ns + HOUR);
+    bench.fabric.machines_run(at, monotonic(), (HOUR + LATER) as i64);
+    assert!(clock.runs() && clock.now() >= at && b.hears_nothing());
+    bench.fabric.thaw();
+    assert_eq!(b.receive(2), frames);
+    assert!(clock.now().ns >= sent + HOUR + LATER + delay);
+}
+
 #[test]
 fn a_live_link_changes() {
     let bench = Bench::new(&pair(Shape::default()));
@@ -451,18 +483,49 @@ fn a_live_link_changes() {
 struct Lazy {
     ram: File,
     content: Mutex<Vec<Option<Vec<u8>>>>,
+    /// Held by whoever wants everybody to wait.
+    reading: Mutex<()>,
+}
+
+impl Lazy {
+    fn new(ram: &File) -> Self {
+        let content = vec![None; (RAM / PAGE_SIZE as u64) as usize];
+        Self { ram: ram.try_clone().unwrap(), content: Mutex::new(content), reading: Mutex::default() }
+    }
+
+    /// Takes away what is in memory.
+    fn take_away(&self) {
+        for (page, content) in self.content.lock().unwrap().iter_mut().enumerate() {
+            let mut bytes = vec![0; PAGE_SIZE];
+            self.ram.read_exact_at(&mut bytes, (page * PAGE_SIZE) as u64).unwrap();
+            self.ram.write_all_at(&[0; PAGE_SIZE], (page * PAGE_SIZE) as u64).unwrap();
+            *content = Some(bytes);
+        }
+    }
+
+    fn is_absent(&self, page: u64) -> bool {
+        self.content.lock().unwrap()[page as usize].is_some()
+    }
 }
 
 impl MemoryWatch for Lazy {
     fn mapped(&self, _: &[Region]) {}
 
     fn before_access(&self, first: u32, pages: u32) -> io::Result<()> {
+        if self.is_there(first, pages) {
+            return Ok(());
+        }
+        let _reading = self.reading.lock().unwrap();
         for page in first..first + pages {
             if let Some(content) = self.content.lock().unwrap()[page as usize].take() {
                 self.ram.write_all_at(&content, u64::from(page) * PAGE_SIZE as u64)?;
             }
         }
         Ok(())
+    }
+
+    fn is_there(&self, first: u32, pages: u32) -> bool {
+        !(first..first + pages).any(|page| self.is_absent(page.into()))
     }
 }
 
@@ -478,35 +541,24 @@ impl WriteWatch for Written {
 #[test]
 fn memory_is_brought_in_before_it_is_touched_and_reported_after() {
     let ram = new_ram();
-    let pages = (RAM / PAGE_SIZE as u64) as usize;
-    let lazy = Arc::new(Lazy { ram: ram.try_clone().unwrap(), content: Mutex::new(vec![None; pages]) });
-    let bench = Bench::with_watch(&pair(Shape::default()), Some(lazy.clone()));
+    let lazy = Arc::new(Lazy::new(&ram));
+    let bench = Bench::with_watch(&pair(Shape::default()), 0, lazy.clone());
     let written = Arc::new(Written::default());
     bench.fabric.set_write_watch(InterfaceId(0), written.clone());
-    // Both ends of the link are rings of one machine here, each with its own memory; only one of them is lazy.
     let (mut a, mut b) = (bench.guest_with(0, ram), bench.guest_with(1, new_ram()));
     a.lay(2);
     b.send(&[frame(0, 1, 1, 64)]);
     a.receive(1);
     let bases = a.stop();
-    {
-        let mut content = lazy.content.lock().unwrap();
-        for (page, content) in content.iter_mut().enumerate() {
-            let mut bytes = vec![0; PAGE_SIZE];
-            lazy.ram.read_exact_at(&mut bytes, (page * PAGE_SIZE) as u64).unwrap();
-            lazy.ram.write_all_at(&[0; PAGE_SIZE], (page * PAGE_SIZE) as u64).unwrap();
-            *content = Some(bytes);
-        }
-    }
+    lazy.take_away();
     bench.dirty[0].take();
     written.0.lock().unwrap().clear();
-    let before = |page: u64| lazy.content.lock().unwrap()[page as usize].is_some();
     let target = file_offset(ROOM + PAGE_SIZE as u64) / PAGE_SIZE as u64;
-    assert!(before(target));
+    assert!(lazy.is_absent(target));
     a.start(bases);
     b.send(&[frame(0, 1, 2, 1500)]);
     assert_eq!(a.receive(1), [frame(0, 1, 2, 1500)]);
-    assert!(!before(target), "the page was brought in");
+    assert!(!lazy.is_absent(target), "the page was brought in");
     // Whoever handed the frame over has then ended its turn, and noted all of it.
     bench.fabric.freeze();
     let dirty = bench.dirty[0].take();
@@ -514,6 +566,36 @@ fn memory_is_brought_in_before_it_is_touched_and_reported_after() {
     let [used, of_sender] = [driver::USED, driver::USED + driver::RING_STRIDE].map(|at| at / PAGE_SIZE as u64);
     assert_eq!(dirty.iter().map(u64::from).collect::<Vec<_>>(), [used, of_sender, target], "all that was written, and no other page");
     assert!(written.0.lock().unwrap().contains(&(target as PageNumber)), "who keeps a page map is told");
+}
+
+/// Nobody waits for the memory of another guest, and what comes for that one meanwhile is not lost.
+#[test]
+fn memory_that_takes_long_to_restore_holds_up_nobody_else() {
+    let ram = new_ram();
+    let lazy = Arc::new(Lazy::new(&ram));
+    let bench = Bench::with_watch(&lan(4), 1, lazy.clone());
+    let (mut a, mut c, mut d) = (bench.guest(0), bench.guest(2), bench.guest(3));
+    let mut b = bench.guest_with(1, ram);
+    [&mut b, &mut d].into_iter().for_each(|guest| guest.lay(32));
+    let bases = b.stop();
+    lazy.take_away();
+    b.start(bases);
+    assert!(
+        [driver::DESCRIPTORS, driver::AVAILABLE, driver::USED].iter().all(|at| !lazy.is_absent(at / PAGE_SIZE as u64)),
+        "its rings are there"
+    );
+    let reading = lazy.reading.lock().unwrap();
+    let all = |number| [&[0xff; 6][..], &frame(0, 0, number, 64)[6..]].concat();
+    let frames: Vec<_> = (0..10).map(all).collect();
+    a.send(&frames);
+    assert_eq!(d.receive(10), frames);
+    // It comes to all, for nobody has heard of d yet.
+    let last = [frame(3, 2, 10, 64)];
+    c.send(&last);
+    assert_eq!(d.receive(1), last);
+    assert!(b.arrived().is_empty());
+    drop(reading);
+    assert_eq!(b.receive(11), [&frames[..], &last].concat());
 }
 
 #[test]

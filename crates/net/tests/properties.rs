@@ -94,6 +94,9 @@ struct Scene {
     came: Vec<(u64, InterfaceId, u64)>,
     sent_at: Vec<(u64, u32, usize)>,
     capture: bool,
+    /// Its time is moved now and then, and by how much it is at present.
+    moves: bool,
+    ahead: u64,
     /// Only looks every so many nanoseconds.
     late: u64,
 }
@@ -108,20 +111,22 @@ impl Scene {
             came: Vec::new(),
             sent_at: Vec::new(),
             capture: false,
+            moves: false,
+            ahead: 0,
             late: 1,
         }
     }
 
     fn send(&mut self, from: u32, to: u32, bytes: usize) {
         let to = if to == INTERFACES { BROADCAST } else { mac(to) };
-        self.world.send(at(self.now), InterfaceId(from), &frame(to, mac(from), self.sent, bytes));
+        self.world.send(at(self.now + self.ahead), InterfaceId(from), &frame(to, mac(from), self.sent, bytes));
         self.sent_at.push((self.now, from, bytes));
         self.sent += 1;
     }
 
     fn wait(&mut self, until: u64) {
         loop {
-            let due = self.world.next_due().map_or(u64::MAX, |due| due.ns.next_multiple_of(self.late));
+            let due = self.world.next_due().map_or(u64::MAX, |due| (due.ns - self.ahead).next_multiple_of(self.late));
             if due > until {
                 break;
             }
@@ -132,8 +137,8 @@ impl Scene {
     }
 
     fn deliver(&mut self, now: u64) {
-        let Self { world, buffers, came, .. } = self;
-        world.deliver(at(now), &mut |interface, frame| {
+        let Self { world, buffers, came, ahead, .. } = self;
+        world.deliver(at(now + *ahead), &mut |interface, frame| {
             let room = buffers.get_mut(&interface).unwrap();
             if *room > 0 {
                 *room -= 1;
@@ -153,14 +158,17 @@ impl Scene {
                     *self.buffers.get_mut(&InterfaceId(*interface)).unwrap() += count;
                     self.world.retry(InterfaceId(*interface));
                 }
-                Event::Set { interface, change } => self.world.set(at(self.now), InterfaceId(*interface), change).unwrap(),
+                Event::Set { interface, change } => self.world.set(at(self.now + self.ahead), InterfaceId(*interface), change).unwrap(),
                 Event::Frozen(sends) => {
                     for (from, to) in sends {
                         self.send(*from, *to, 100);
                         self.go_through_bytes(true);
                     }
                 }
-                Event::Capture { bytes } => self.go_through_bytes(*bytes),
+                Event::Capture { bytes } => {
+                    self.go_through_bytes(*bytes);
+                    self.move_time(if *bytes { 123_456_789 } else { 1 });
+                }
             }
         }
         // Everything comes to its end.
@@ -169,6 +177,14 @@ impl Scene {
             self.world.retry(InterfaceId(interface));
         }
         self.wait(self.now + 1_000_000_000_000);
+    }
+
+    /// From now on the network's time is ahead by so much.
+    fn move_time(&mut self, ahead: u64) {
+        if self.moves {
+            self.world.shift(ahead as i64 - self.ahead as i64);
+            self.ahead = ahead;
+        }
     }
 
     fn go_through_bytes(&mut self, bytes: bool) {
@@ -204,6 +220,24 @@ proptest! {
         prop_assert_eq!(&plain.came, &captured.came);
         prop_assert_eq!(plain.counters(), captured.counters());
         prop_assert_eq!(plain.world.to_bytes(), captured.world.to_bytes());
+    }
+
+    /// Nothing is lost, doubled or reordered when all of it is moved in time, and everything happens by as much later or earlier.
+    #[test]
+    fn a_network_that_is_moved_in_time_does_the_same_then(
+        topology in topology(),
+        seed in any::<u64>(),
+        buffers in prop_oneof![Just(3), Just(1_000_000)],
+        events in prop::collection::vec(event(), 0..150),
+    ) {
+        let mut plain = Scene::new(&topology, seed, buffers);
+        plain.play(&events);
+        let mut moved = Scene { moves: true, ..Scene::new(&topology, seed, buffers) };
+        moved.play(&events);
+        moved.move_time(0);
+        prop_assert_eq!(&plain.came, &moved.came);
+        prop_assert_eq!(plain.counters(), moved.counters());
+        prop_assert_eq!(plain.world.now(), moved.world.now());
     }
 
     /// Somebody who looks late gets late what was due, and nothing else changes.

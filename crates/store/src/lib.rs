@@ -55,7 +55,7 @@ pub use error::{Error, Result};
 pub use hold::Hold;
 pub use image::{ImageReader, Progress};
 pub use rebuild::Rebuilt;
-pub use record::{Cost, Record, Skew};
+pub use record::{Cost, Record, Skew, Waiting};
 pub use remove::{BranchName, MovedBranch, Removal, Removed, RemovedCheckpoint, RemovedTag};
 pub use stats::{Saved, Stats};
 pub use store::Store;

@@ -27,12 +27,25 @@ pub struct Record {
     /// How many of the experiment's events had happened.
     #[serde(default, skip_serializing_if = "is_none")]
     pub events: u64,
+    /// Commands that were due in guests and had not begun there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting: Vec<Waiting>,
     /// The state of every part.
     pub parts: Vec<PartState>,
     /// Golden images that the parts stand on.
     pub images: Vec<ImageId>,
     /// What the checkpoint cost.
     pub cost: Cost,
+}
+
+/// A command that is due in a guest and has not begun there.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Waiting {
+    /// That of an event: its number, in the order of the events' times, from 0.
+    Event(u64),
+    /// The one that gives an interface the address of the specification: `a:eth1`.
+    Address(String),
 }
 
 /// What a checkpoint cost.

@@ -108,6 +108,7 @@ fn record(parent: Option<CheckpointId>, step: u64, ram: Root, blobs: BTreeMap<St
         created_ns: step,
         time_virtual_ns: step,
         events: 0,
+        waiting: Vec::new(),
         spec: serde_json::Value::Null,
         parts: vec![part],
         images: Vec::new(),

@@ -221,6 +221,7 @@ fn save(store: &Store, disk: &Disk, cut: &Cut, parent: Option<CheckpointId>) -> 
         created_ns: 0,
         time_virtual_ns: 0,
         events: 0,
+        waiting: Vec::new(),
         spec: Value::Null,
         parts: vec![state],
         images: Vec::new(),

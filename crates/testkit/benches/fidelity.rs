@@ -16,7 +16,6 @@ mod fidelity {
     pub mod picture;
     pub mod ping;
     pub mod sleep;
-    pub mod statistics;
     pub mod tcp;
     pub mod time;
     pub mod traffic;

@@ -155,6 +155,7 @@ fn ours_by_itself(arguments: &[String]) {
         created_ns: wall_ns(),
         time_virtual_ns: 0,
         events: 0,
+        waiting: Vec::new(),
         spec: serde_json::Value::Null,
         parts: vec![part],
         images: Vec::new(),

@@ -4,6 +4,7 @@
 //! - [`bench`](mod@bench): an experiment in a scratch store, driven from inside the process
 //! - [`cli`]: the real program in a scratch store, as a user drives it
 //! - [`report`]: what benches print; [`measure`]: what else they share; [`rival`]: stock QEMU beside us
+//! - [`statistics`]: whether two samples are of one distribution; [`lost`]: what guests' clocks lose to checkpoints
 //! - [`oracle`]: all of a machine at one instant, copied the plain way
 //!
 //! The system tests are in `tests/`, behind the feature `system`.
@@ -11,10 +12,12 @@
 pub mod bench;
 pub mod cli;
 pub mod guests;
+pub mod lost;
 pub mod measure;
 pub mod oracle;
 pub mod report;
 pub mod rival;
+pub mod statistics;
 
 pub use bench::Bench;
 pub use cli::Cli;

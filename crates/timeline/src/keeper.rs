@@ -5,7 +5,7 @@ use crate::{
     spares::Spares,
     tally::{Kind, Tally},
 };
-use fermata_experiment::{Arrival, Asked, Body, Host, Journey, Run, Spec, Status, fits, spare, travel};
+use fermata_experiment::{Arrival, Asked, Body, GLANCE, Host, Journey, Run, Spec, Status, fits, spare, travel};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::{Progress, Record};
 use fermata_types::{CheckpointId, VirtualTime};
@@ -256,9 +256,9 @@ impl Keeper {
         let run = self.run(run)?;
         let (id, record) = self.find(to)?;
         let before = run.body();
-        let was_running = before.statuses().contains(&Status::Running);
+        let was_running = before.glance().contains(&Status::Running);
         // Nobody will miss what it would still do; its processor is needed.
-        let _ = before.pause();
+        let _ = before.pause_within(GLANCE);
         let how = Journey { eager, paused, fresh_randomness: false };
         let (arrival, warm) = match self.arrive(&id, &record, &record.branch, how, Some(&before)) {
             Ok(arrived) => arrived,
@@ -331,7 +331,7 @@ impl Keeper {
     /// A body at the checkpoint: the spare one if it fits, else one that is started now. Captures of the body that it is to replace go on in it.
     fn arrive(&self, id: &CheckpointId, record: &Record, branch: &str, how: Journey, from: Option<&Body>) -> Result<(Arrival, bool)> {
         // A process that waits may die like any other.
-        let ready = self.spares.take(|body| fits(body, id, record) && body.gone().is_empty());
+        let ready = self.spares.take(|body| fits(body, id, record) && body.glance().iter().all(|status| *status == Status::Paused));
         let warm = ready.is_some();
         let body = match ready {
             Some(body) => body,
@@ -461,7 +461,7 @@ impl Keeper {
         let mut trouble = None;
         for run in self.runs() {
             let body = run.body();
-            let statuses = body.statuses();
+            let statuses = body.glance();
             let gone = statuses.iter().position(|status| matches!(status, Status::Gone(_)));
             if let Some(gone) = gone.filter(|_| statuses.contains(&Status::Running)) {
                 let machine = body.machines()[gone].name();

@@ -9,6 +9,8 @@ use std::{
 
 /// Longest wait for a spare that is being made.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest wait for a machine to stop that was left. It was told to stop once before.
+const LEFT_PATIENCE: Duration = Duration::from_millis(50);
 
 enum Errand {
     /// Have a spare for a body like this.
@@ -64,7 +66,7 @@ impl Spares {
     /// Get rid of a body, without waiting.
     pub fn bury(&self, body: Arc<Body>) {
         // It may have work before it that takes long, and a guest that was left must not use the processor meanwhile.
-        let _ = body.pause();
+        let _ = body.pause_within(LEFT_PATIENCE);
         self.send(Errand::Bury(body));
     }
 

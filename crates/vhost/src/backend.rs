@@ -40,7 +40,8 @@ pub trait Backend: Send + Sync {
     /// The front end is gone.
     fn disconnected(&self) {}
 
-    /// The worker has served what there was, or the driver has kicked an inbound ring. Called by the worker without any lock.
+    /// The worker has served what there was, the driver has kicked an inbound ring, or buffers in one were brought in that were absent. Called by the
+    /// worker without any lock.
     fn served(&self) {}
 }
 

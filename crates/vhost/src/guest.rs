@@ -49,6 +49,11 @@ pub trait MemoryWatch: Send + Sync {
     /// for pages that are there.
     fn before_access(&self, first_page: u32, pages: u32) -> io::Result<()>;
 
+    /// Whether [`before_access`](Self::before_access) has nothing to wait for. For whoever has a lock that others wait for.
+    fn is_there(&self, _first_page: u32, _pages: u32) -> bool {
+        true
+    }
+
     /// Whoever notices writes through other mappings shall notice them in these pages of the RAM file from now on, also where it has noticed one already. Pages
     /// that were written before are told to `written`: they are ours to report. After an error any of the pages may be among those.
     fn watch_writes(&self, _pages: &[Range<PageNumber>], _written: &mut dyn FnMut(Range<PageNumber>)) -> io::Result<()> {
@@ -225,6 +230,7 @@ pub struct Entry {
     pub file: File,
 }
 
+#[derive(Clone)]
 struct Mapped {
     region: Region,
     qemu: u64,
@@ -233,8 +239,8 @@ struct Mapped {
     memory: Arc<MmapRegion<Marks>>,
 }
 
-/// The guest's RAM.
-#[derive(Default)]
+/// The guest's RAM. A clone has the same memory, mapped for as long as it lives.
+#[derive(Clone, Default)]
 pub struct GuestRam {
     regions: Vec<Mapped>,
     tracking: Arc<Tracking>,
@@ -357,6 +363,26 @@ impl GuestRam {
             tracing::debug!(%error, "writes to pages of a request cannot be watched");
         }
         watched.is_ok()
+    }
+
+    /// Whether buffers, as guest addresses and lengths, can be touched without waiting for a page that is yet to be restored. What lies in no memory
+    /// is nobody's wait.
+    pub fn are_there(&self, buffers: &[(u64, u32)]) -> bool {
+        let Some(watch) = self.tracking.watch() else { return true };
+        buffers.iter().all(|(guest, len)| {
+            let mut there = true;
+            self.places(*guest, u64::from(*len), |start, len| {
+                let Some(start) = start else { return };
+                let (first, last) = (start / PAGE_SIZE as u64, (start + len - 1) / PAGE_SIZE as u64);
+                there &= watch.is_there(first as u32, (last - first + 1) as u32);
+            });
+            there
+        })
+    }
+
+    /// Brings in what of these buffers is yet to be restored. Fails if they do not lie in guest RAM.
+    pub fn bring_in(&self, buffers: &[(u64, u32)]) -> GuestMemoryResult<()> {
+        buffers.iter().try_for_each(|(guest, len)| self.slices(*guest, *len as usize).try_for_each(|slice| slice.map(drop)))
     }
 
     /// Calls `each` with every region that the range touches, and offset and length within it. Stops where there is no memory.

@@ -34,4 +34,4 @@ pub use guest::{GuestRam, MemoryWatch, Region, Tracking, WriteWatch};
 pub use ring::Offer;
 pub use segments::{Input, Output, Pieces};
 pub use server::{Server, ServerOptions};
-pub use session::{Link, Running};
+pub use session::{Absent, Link, Running};

@@ -29,6 +29,12 @@ const NOTIFY_EVERY: usize = 8;
 /// Descriptors that a ring may have.
 pub const RING_SIZE_MAX: u16 = 1024;
 
+/// Bytes of a ring (VIRTIO 1.2, section 2.7): of a descriptor; of the beginning and the end of the other two parts, and of an entry of each.
+const DESCRIPTOR_BYTES: u32 = 16;
+const RING_BYTES: u32 = 6;
+const AVAILABLE_BYTES: u32 = 2;
+const USED_BYTES: u32 = 8;
+
 /// What the worker does next with a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
@@ -47,6 +53,8 @@ pub enum Offer {
     Taken,
     /// The driver has laid in no buffers for it. It kicks when there are some.
     NoBuffers,
+    /// There are buffers for it that are yet to be restored.
+    Absent,
     /// The ring does not run.
     Stopped,
 }
@@ -135,6 +143,12 @@ impl Ring {
         self.queue.try_set_desc_table_address(at(descriptors)?).ok()?;
         self.queue.try_set_avail_ring_address(at(available)?).ok()?;
         self.queue.try_set_used_ring_address(at(used)?).ok()?;
+        // All of them now: whoever has something to say may have a lock that others wait for.
+        let size = u32::from(self.queue.size());
+        let lengths = [DESCRIPTOR_BYTES * size, RING_BYTES + AVAILABLE_BYTES * size, RING_BYTES + USED_BYTES * size];
+        let places = [descriptors, available, used].map(|address| ram.guest_address(address));
+        let buffers: Vec<_> = places.into_iter().flatten().zip(lengths).collect();
+        ram.bring_in(&buffers).ok()?;
         let used = self.queue.used_idx(ram, std::sync::atomic::Ordering::Acquire).ok()?;
         self.queue.set_next_used(used.0);
         self.queue.set_ready(true);
@@ -242,8 +256,9 @@ impl Ring {
         }
     }
 
-    /// Has `fill` write into the next buffers that the driver has laid into the ring, and gives them back. `fill` returns how many bytes it wrote.
-    pub fn offer(&mut self, ram: &GuestRam, device: &mut dyn Device, fill: impl FnOnce(Chain<'_>) -> u32) -> Offer {
+    /// Has `fill` write into the next buffers that the driver has laid into the ring, and gives them back. `fill` returns how many bytes it wrote; if
+    /// nothing, since the buffers are yet to be restored, they stay in the ring.
+    pub fn offer(&mut self, ram: &GuestRam, device: &mut dyn Device, fill: impl FnOnce(Chain<'_>) -> Option<u32>) -> Offer {
         if !self.is_running() {
             return Offer::Stopped;
         }
@@ -253,7 +268,7 @@ impl Ring {
         })
     }
 
-    fn try_offer(&mut self, ram: &GuestRam, fill: impl FnOnce(Chain<'_>) -> u32) -> Result<Offer, virtio_queue::Error> {
+    fn try_offer(&mut self, ram: &GuestRam, fill: impl FnOnce(Chain<'_>) -> Option<u32>) -> Result<Offer, virtio_queue::Error> {
         let mut chain = self.queue.iter(ram)?.next();
         // The driver is to kick when there are buffers again; it may have laid some in just before it was asked to.
         if chain.is_none() && self.queue.enable_notification(ram)? {
@@ -261,7 +276,10 @@ impl Ring {
         }
         let Some(chain) = chain else { return Ok(Offer::NoBuffers) };
         let head = chain.head_index();
-        let written = fill(chain);
+        let Some(written) = fill(chain) else {
+            self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(1));
+            return Ok(Offer::Absent);
+        };
         self.queue.add_used(ram, head, written)?;
         self.notify(ram)?;
         Ok(Offer::Taken)

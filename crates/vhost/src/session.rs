@@ -3,6 +3,9 @@
 //! Both threads share the [`Link`]: rings, memory table and device behind one lock. The worker holds it for one request at a time, so when the protocol thread has
 //! it, nothing is in flight: that is all there is to draining. The protocol thread announces itself first, because a lock is not fair and the
 //! worker would take it again at once.
+//!
+//! Buffers that are yet to be restored when a device has something for them are brought in by the worker, without any lock; then the device is told
+//! to try again.
 
 use crate::{
     backend::{Backend, Chain, Device},
@@ -78,10 +81,16 @@ pub struct Link {
     waiting: AtomicUsize,
     wake: File,
     closing: AtomicBool,
+    /// Buffers that the worker is to bring in.
+    absent: Mutex<Vec<(GuestRam, Absent)>>,
     backend: Arc<dyn Backend>,
     tracking: Arc<Tracking>,
     running: Running,
 }
+
+/// Buffers, as guest addresses and lengths, that are yet to be restored.
+#[derive(Debug)]
+pub struct Absent(pub Vec<(u64, u32)>);
 
 struct State {
     rings: Vec<Ring>,
@@ -100,6 +109,7 @@ impl Link {
             waiting: AtomicUsize::new(0),
             wake: File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
             closing: AtomicBool::new(false),
+            absent: Mutex::default(),
             backend,
             tracking,
             running,
@@ -134,9 +144,14 @@ impl Link {
         let started = state.rings.iter().filter(|ring| ring.is_started()).count();
         self.running.0.rings.store(started, Ordering::Release);
         drop(state);
+        self.wake();
+        result
+    }
+
+    /// Has the worker look what there is to do.
+    fn wake(&self) {
         // Cannot fail but for a full counter, which wakes the worker as well.
         let _ = (&self.wake).write(&1u64.to_ne_bytes());
-        result
     }
 
     fn with_ring<R>(&self, index: u32, with: impl FnOnce(&mut Ring, &GuestRam) -> R) -> Result<R> {
@@ -177,7 +192,7 @@ impl Link {
                 kicks.iter().for_each(|(i, _)| next[*i] = Next::Again);
             }
             kicked.iter().for_each(|i| next[*i] = Next::Again);
-            let mut served = false;
+            let mut served = woken && self.bring_in();
             for (i, next) in next.iter_mut().enumerate().filter(|(_, next)| **next != Next::Wait) {
                 *next = self.serve(i);
                 served = true;
@@ -187,6 +202,14 @@ impl Link {
             }
         }
         Ok(())
+    }
+
+    /// Brings in what somebody waits for. True if that is there now.
+    fn bring_in(&self) -> bool {
+        let absent = std::mem::take(&mut *self.absent.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        // Whoever cannot bring a page in ends the machine: there is nothing to try again.
+        let brought = |(ram, Absent(buffers)): (GuestRam, Absent)| ram.bring_in(&buffers).is_ok();
+        absent.into_iter().map(brought).fold(false, |any, brought| any | brought)
     }
 
     /// The state, for one request, and after those who wait for it to change it.
@@ -206,10 +229,19 @@ impl Link {
         rings[ring].serve(ring, ram, &mut **device, || self.waiting.load(Ordering::Acquire) > 0)
     }
 
-    /// Has `fill` write into the next buffers that the driver has laid into an inbound ring. It returns how many bytes it wrote.
-    pub fn offer(&self, ring: usize, fill: impl FnOnce(&GuestRam, Chain<'_>) -> u32) -> Offer {
-        let State { rings, ram, device } = &mut *self.take_turn();
-        rings[ring].offer(ram, &mut **device, |chain| fill(ram, chain))
+    /// Has `fill` write into the next buffers that the driver has laid into an inbound ring. It returns how many bytes it wrote, or buffers that it
+    /// would have to wait for: [`Backend::served`] is called when they are there.
+    pub fn offer(&self, ring: usize, fill: impl FnOnce(&GuestRam, Chain<'_>) -> std::result::Result<u32, Absent>) -> Offer {
+        let mut absent = None;
+        let offer = {
+            let State { rings, ram, device } = &mut *self.take_turn();
+            rings[ring].offer(ram, &mut **device, |chain| fill(ram, chain).map_err(|buffers| absent = Some((ram.clone(), buffers))).ok())
+        };
+        if let Some(absent) = absent {
+            self.absent.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(absent);
+            self.wake();
+        }
+        offer
     }
 }
 

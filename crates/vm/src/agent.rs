@@ -93,26 +93,16 @@ impl Agent {
 
     /// The same as long as it is `wanted`, which is asked now and then. Then the command is left alone: it goes on in the guest, and this fails.
     pub fn execute_while(&self, command: &[String], input: Option<&[u8]>, wait: Duration, wanted: &dyn Fn() -> bool) -> Result<Execution> {
-        let [path, arguments @ ..] = command else { return Err(self.failed("no command given")) };
-        let _user = User::enter(self);
+        let visit = self.visit(wait, wanted)?;
+        let begun = visit.begin(command, input)?;
+        visit.end(begun, wanted)
+    }
+
+    /// Comes to the agent, as [`reach`](Self::reach) does, and stays for as long as the visit lasts.
+    pub fn visit(&self, wait: Duration, wanted: &dyn Fn() -> bool) -> Result<Visit<'_>> {
+        let visit = Visit::enter(self);
         self.reach(wait, wanted)?;
-        let process = self.ask(&qga::guest_exec {
-            path: path.clone(),
-            arg: Some(arguments.to_vec()),
-            env: None,
-            input_data: input.map(<[u8]>::to_vec),
-            capture_output: Some(qga::GuestExecCaptureOutput::flag(true)),
-        })?;
-        let mut pause = Duration::from_millis(2);
-        loop {
-            let status = self.ask(&qga::guest_exec_status { pid: process.pid })?;
-            if status.exited {
-                return Ok(execution(status));
-            }
-            self.check_wanted(wanted)?;
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(POLL_MAX);
-        }
+        Ok(visit)
     }
 
     /// Waits until the agent answers. Fails as soon as QEMU is gone, or `wanted` says that nobody waits any more.
@@ -181,16 +171,49 @@ impl Agent {
 }
 
 /// Somebody who needs the connection; the last one closes it.
-struct User<'a>(&'a Agent);
+pub struct Visit<'a>(&'a Agent);
 
-impl<'a> User<'a> {
+/// A command that has begun in a guest.
+#[derive(Debug)]
+pub struct Begun {
+    pid: i64,
+}
+
+impl<'a> Visit<'a> {
     fn enter(agent: &'a Agent) -> Self {
         agent.state.lock().expect("nobody panics with the lock").users += 1;
         Self(agent)
     }
+
+    /// Begins a command in the guest.
+    pub fn begin(&self, command: &[String], input: Option<&[u8]>) -> Result<Begun> {
+        let [path, arguments @ ..] = command else { return Err(self.0.failed("no command given")) };
+        let process = self.0.ask(&qga::guest_exec {
+            path: path.clone(),
+            arg: Some(arguments.to_vec()),
+            env: None,
+            input_data: input.map(<[u8]>::to_vec),
+            capture_output: Some(qga::GuestExecCaptureOutput::flag(true)),
+        })?;
+        Ok(Begun { pid: process.pid })
+    }
+
+    /// Waits for its end, as long as that is `wanted`, which is asked now and then.
+    pub fn end(&self, Begun { pid }: Begun, wanted: &dyn Fn() -> bool) -> Result<Execution> {
+        let mut pause = Duration::from_millis(2);
+        loop {
+            let status = self.0.ask(&qga::guest_exec_status { pid })?;
+            if status.exited {
+                return Ok(execution(status));
+            }
+            self.0.check_wanted(wanted)?;
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(POLL_MAX);
+        }
+    }
 }
 
-impl Drop for User<'_> {
+impl Drop for Visit<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock().expect("nobody panics with the lock");
         state.users -= 1;

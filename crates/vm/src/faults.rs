@@ -81,6 +81,11 @@ impl Memory {
         Ok(())
     }
 
+    /// Whether they can be touched without waiting.
+    pub fn is_there(&self, first: PageNumber, pages: u32) -> bool {
+        self.pager.get().is_none_or(|pager| pager.is_there(first, pages))
+    }
+
     pub fn io(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
         let path = self.ram.path().to_owned();
         move |source| Error::Io { what, path, source }

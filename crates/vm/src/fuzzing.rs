@@ -21,7 +21,7 @@ fn heard(data: &[u8]) -> (UnixStream, UnixStream) {
 /// What QEMU says on its monitor: greeting, answers, events.
 pub fn qmp(data: &[u8]) {
     let (stream, _theirs) = heard(data);
-    let Ok(mut talk) = Talk::begin(stream) else { return };
+    let Ok(mut talk) = Talk::begin(stream, PATIENCE) else { return };
     for _ in 0..COMMANDS {
         let [Ok(forgotten), Ok(wanted)] = [talk.ask(&qmp::query_status {}), talk.ask(&qmp::stop {})] else { return };
         talk.forget(forgotten);

@@ -37,13 +37,13 @@ pub mod part;
 mod staging;
 mod watch;
 
-pub use agent::{Agent, Execution};
+pub use agent::{Agent, Begun, Execution, Visit};
 pub use capture::{CaptureMode, CaptureOptions};
 pub use config::{Accel, MachineConfig, NETS_MAX, Net, Place};
 pub use error::{Error, Result};
 pub use fermata_tracker::{Choice as TrackerChoice, Standing as TrackerStanding};
 pub use free::FreePages;
 pub use known::KnownPages;
-pub use machine::{Machine, Restore, Running, Status, Stopping, qemu_program};
+pub use machine::{GLANCE, Machine, Restore, Running, Status, Stopping, qemu_program};
 pub use pager::{Paging, WORKING_SET_MAX};
 pub use part::{DEVICES, FIRMWARE, MachineDetails, MachinePart, OtherWriters, PATIENCE, RAM, ram_pages};

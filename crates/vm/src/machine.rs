@@ -41,6 +41,8 @@ const STATE_IN: u32 = 100;
 
 /// Longest time for the shim to hand over, for a device state to be loaded, and for an answer that nobody stands still for.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How long somebody waits for a machine who wants to know how it is.
+pub const GLANCE: Duration = Duration::from_secs(1);
 /// One that is silent for this long learns nothing of its carrier; a checkpoint may wait for it.
 const CARRIER_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -58,6 +60,8 @@ pub enum Status {
     Off,
     /// QEMU stopped the guest, since it cannot go on: QEMU's name of the state.
     Failed(&'static str),
+    /// QEMU does not answer: it hangs, or the host is too busy.
+    Silent,
     /// QEMU is gone, and why.
     Gone(String),
 }
@@ -339,6 +343,11 @@ impl Machine {
         self.monitor.stood()
     }
 
+    /// When the guest last went on: wall clock of the host.
+    pub fn went_on(&self) -> Option<Duration> {
+        self.monitor.went_on()
+    }
+
     /// While it is held for a checkpoint, it counts as running: nobody stopped it, and it goes on in a moment.
     pub(crate) fn hold(&self, held: bool) {
         self.held.store(held, Ordering::Relaxed);
@@ -354,14 +363,20 @@ impl Machine {
         self.status_within(PATIENCE)
     }
 
-    /// The same; one that does not answer for so long counts as gone.
+    /// The same for whoever does not want to wait for a machine that hangs.
+    pub fn glance(&self) -> Status {
+        self.status_within(GLANCE)
+    }
+
+    /// The same; one that does not answer for so long is silent.
     pub fn status_within(&self, patience: Duration) -> Status {
         if let Some(failure) = self.memory.fate.failure() {
             return Status::Gone(failure);
         }
-        match self.monitor.run_within(&qmp::query_status {}, patience) {
-            Ok(info) if info.status == qmp::RunState::running => Status::Running,
-            Ok(info) => match self.stands(info.status) {
+        match self.monitor.glance(&qmp::query_status {}, patience) {
+            Ok(None) => Status::Silent,
+            Ok(Some(info)) if info.status == qmp::RunState::running => Status::Running,
+            Ok(Some(info)) => match self.stands(info.status) {
                 Status::Paused if self.held.load(Ordering::Relaxed) => Status::Running,
                 other => other,
             },
@@ -532,6 +547,11 @@ impl Machine {
     /// To be called before a device backend touches pages through its own mapping: brings them in, and has them copied for a checkpoint under way.
     pub fn before_access(&self, first: PageNumber, pages: u32) -> std::io::Result<()> {
         self.memory.before_access(first, pages)
+    }
+
+    /// Whether [`before_access`](Self::before_access) has nothing to wait for.
+    pub fn is_there(&self, first: PageNumber, pages: u32) -> bool {
+        self.memory.is_there(first, pages)
     }
 
     /// Ends QEMU at once.

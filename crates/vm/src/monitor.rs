@@ -16,6 +16,10 @@ use std::{
 
 /// A QEMU that is silent for this long is taken to hang.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Questions that a QEMU may owe an answer to before somebody who only looks asks no more.
+const ASKED_MAX: usize = 16;
+/// How long somebody who only looks waits between two attempts to talk.
+const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(1);
 /// One answer or event. The longest that we ask for has some hundred bytes.
 const LINE_MAX: u64 = 16 << 20;
 
@@ -51,8 +55,8 @@ pub(crate) struct Talk {
 }
 
 impl Talk {
-    pub fn begin(stream: UnixStream) -> Result<Self, ExecuteError> {
-        let connection = handshake(stream.try_clone()?)?;
+    pub fn begin(stream: UnixStream, patience: Duration) -> Result<Self, ExecuteError> {
+        let connection = handshake(stream.try_clone()?, patience)?;
         let (asked, answers) = (VecDeque::new(), BTreeMap::new());
         Ok(Self { connection, stream, tickets: 0, asked, answers, stopped: None, resumed: None })
     }
@@ -98,6 +102,11 @@ impl Talk {
         Some(since_1970(self.stopped?)?..since_1970(self.resumed?)?)
     }
 
+    /// When the guest last went on.
+    pub fn went_on(&self) -> Option<Duration> {
+        since_1970(self.resumed?)
+    }
+
     /// The answer of this command. None: it will not come.
     pub fn answer(&mut self, ticket: Ticket, patience: Duration) -> io::Result<Option<Result<Any, qapi::Error>>> {
         while !self.answers.contains_key(&ticket) && self.asked.contains(&Some(ticket)) {
@@ -126,7 +135,7 @@ impl Monitor {
                 Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }
         };
-        let talk = Talk::begin(stream).map_err(|error| monitor.failed("qmp_capabilities", PATIENCE, error))?;
+        let talk = Talk::begin(stream, PATIENCE).map_err(|error| monitor.failed("qmp_capabilities", PATIENCE, error))?;
         *monitor.talk() = Some(talk);
         Ok(monitor)
     }
@@ -145,15 +154,53 @@ impl Monitor {
     /// Asks for a command. QEMU is at it from now on, and the answer can be fetched.
     pub fn ask<C: Command>(&self, command: &C) -> Result<Ticket> {
         let mut slot = self.talk();
-        if slot.is_none() && self.child.ended().is_none() {
-            *slot = UnixStream::connect(&self.socket).map_err(ExecuteError::from).and_then(Talk::begin).ok();
-        }
-        let Some(talk) = slot.as_mut() else { return Err(self.gone("does not answer")) };
+        let Some(talk) = self.connected(&mut slot, PATIENCE) else { return Err(self.gone("does not answer")) };
         let asked = talk.ask(command);
         if asked.is_err() {
             *slot = None;
         }
         asked.map_err(|error| self.failed(C::NAME, PATIENCE, error.into()))
+    }
+
+    /// Runs a command for somebody who only looks: whoever else waits for an answer of this QEMU, and however often that is asked of one that hangs,
+    /// it takes no longer than about this. None: it does not answer.
+    pub fn glance<C: Command>(&self, command: &C, patience: Duration) -> Result<Option<C::Ok>> {
+        let waited = Stopwatch::start();
+        let mut slot = loop {
+            match self.talk.try_lock() {
+                Ok(slot) => break slot,
+                Err(_) if waited.elapsed() > patience => return Ok(None),
+                Err(_) => std::thread::sleep(BETWEEN_ATTEMPTS),
+            }
+        };
+        let Some(talk) = self.connected(&mut slot, patience) else {
+            return if self.child.ended().is_some() { Err(self.gone("is gone")) } else { Ok(None) };
+        };
+        let asked = if talk.asked.len() < ASKED_MAX { Ok(()) } else { talk.read(patience) };
+        let ticket = asked.and_then(|()| talk.ask(command));
+        let answer = ticket.and_then(|ticket| talk.answer(ticket, patience).inspect_err(|_| talk.forget(ticket)));
+        match answer {
+            Err(error) if is_timeout(&error) => Ok(None),
+            Err(error) => {
+                *slot = None;
+                Err(self.failed(C::NAME, patience, error.into()))
+            }
+            Ok(None) => Err(self.gone("does not answer")),
+            Ok(Some(Err(refusal))) => Err(self.failed(C::NAME, patience, ExecuteError::Qapi(refusal))),
+            Ok(Some(Ok(value))) => match serde_json::from_value(value) {
+                Ok(value) => Ok(Some(value)),
+                Err(error) => Err(self.failed(C::NAME, patience, ExecuteError::Io(error.into()))),
+            },
+        }
+    }
+
+    /// The conversation, begun anew if it broke.
+    fn connected<'t>(&self, slot: &'t mut Option<Talk>, patience: Duration) -> Option<&'t mut Talk> {
+        if slot.is_none() && self.child.ended().is_none() {
+            let talk = |stream| Talk::begin(stream, patience);
+            *slot = UnixStream::connect(&self.socket).map_err(ExecuteError::from).and_then(talk).ok();
+        }
+        slot.as_mut()
     }
 
     /// Fetches the answer of a command. If it does not come in time, it can still be fetched, or forgotten.
@@ -186,6 +233,11 @@ impl Monitor {
     /// When the guest last stopped and when it last went on, as QEMU told: wall clock of the host, to the microsecond.
     pub fn stood(&self) -> Option<Range<Duration>> {
         self.talk().as_ref()?.stood()
+    }
+
+    /// When the guest last went on, by the same clock.
+    pub fn went_on(&self) -> Option<Duration> {
+        self.talk().as_ref()?.went_on()
     }
 
     fn talk(&self) -> MutexGuard<'_, Option<Talk>> {
@@ -230,8 +282,8 @@ fn since_1970(timestamp: Timestamp) -> Option<Duration> {
 }
 
 /// Begins a conversation.
-fn handshake(stream: UnixStream) -> Result<Connection, ExecuteError> {
-    stream.set_read_timeout(Some(PATIENCE))?;
+fn handshake(stream: UnixStream, patience: Duration) -> Result<Connection, ExecuteError> {
+    stream.set_read_timeout(Some(patience))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut connection = Qmp::new(Stream::new(Lines::new(BufReader::new(stream.try_clone()?), LINE_MAX), BufWriter::new(stream)));
     // The greeting is read by a function that panics at the end of file.

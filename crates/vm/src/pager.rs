@@ -11,6 +11,7 @@ use fermata_store::Store;
 use fermata_types::{PAGE_SIZE, PageNumber, PageSet, Root};
 use std::{
     io,
+    ops::Range,
     sync::{
         Arc, Mutex, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -59,6 +60,30 @@ struct Shared {
     wanted: AtomicU64,
     restored: AtomicU64,
     complete: AtomicBool,
+    there: There,
+}
+
+/// Pages that are known to be there: a bit for each.
+struct There(Box<[AtomicU64]>);
+
+impl There {
+    fn new(pages: u64) -> Self {
+        Self((0..pages.div_ceil(u64::BITS.into())).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn place(&self, page: PageNumber) -> Option<(&AtomicU64, u64)> {
+        Some((self.0.get((page / u64::BITS) as usize)?, 1 << (page % u64::BITS)))
+    }
+
+    fn add(&self, pages: Range<PageNumber>) {
+        for (word, bit) in pages.filter_map(|page| self.place(page)) {
+            word.fetch_or(bit, Ordering::Release);
+        }
+    }
+
+    fn has(&self, page: PageNumber) -> bool {
+        self.place(page).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
+    }
 }
 
 impl Pager {
@@ -72,6 +97,7 @@ impl Pager {
             wanted: AtomicU64::new(0),
             restored: AtomicU64::new(0),
             complete: AtomicBool::new(false),
+            there: There::new(root.pages),
         };
         Self { shared: Arc::new(shared), filler: Mutex::default() }
     }
@@ -119,7 +145,8 @@ impl Pager {
         if self.shared.complete.load(Ordering::Acquire) {
             return Ok(());
         }
-        (first..first.saturating_add(pages)).try_for_each(|page| {
+        // Rings are touched for each request: what is there must cost nothing.
+        (first..first.saturating_add(pages)).filter(|page| !self.shared.there.has(*page)).try_for_each(|page| {
             // A disk that cannot answer would leave the guest hanging without a word.
             let failed = |error: &Error| {
                 if let Some(memory) = self.shared.memory.upgrade() {
@@ -128,6 +155,11 @@ impl Pager {
             };
             self.shared.bring_in(page).inspect_err(failed).map(drop).map_err(io::Error::other)
         })
+    }
+
+    /// Whether these pages are all there.
+    pub fn is_there(&self, first: PageNumber, pages: u32) -> bool {
+        self.shared.complete.load(Ordering::Acquire) || (first..first.saturating_add(pages)).all(|page| self.shared.there.has(page))
     }
 
     /// Brings in a page that somebody waits for.
@@ -203,7 +235,11 @@ impl Shared {
         // Of a machine that is gone nobody misses a page.
         let Some(memory) = self.memory() else { return Ok(Installed::Already) };
         let address = memory.range.start + u64::from(page) * PAGE_SIZE as u64;
-        memory.userfault.install(address, content).map_err(memory.io("installing a page of"))
+        let installed = memory.userfault.install(address, content).map_err(memory.io("installing a page of"))?;
+        // Of several it may have stopped at one that was there, which may be the first.
+        let pages = if installed == Installed::New { content.len() / PAGE_SIZE } else { 1 };
+        self.there.add(page..page + pages as u32);
+        Ok(installed)
     }
 
     /// The working set: pages in the order in which they were once touched.

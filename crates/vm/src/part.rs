@@ -325,6 +325,13 @@ impl Part<Writer> for MachinePart {
         (self.silent, self.time, self.stood) = (false, None, None);
         match self.machine.status_within(PATIENCE) {
             Status::Gone(why) => return Err(format!("it is gone ({why}): `fermata goto ID` brings it back").into()),
+            Status::Silent => {
+                let time = PATIENCE.as_secs();
+                return Err(format!(
+                    "its QEMU does not answer for {time} s: it hangs, or the host is too busy. `fermata goto ID` brings it back"
+                )
+                .into());
+            }
             status => self.before = status,
         }
         if matches!(self.machine.capture().mode, CaptureMode::Auto | CaptureMode::Precopy) {

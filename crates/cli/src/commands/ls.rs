@@ -103,6 +103,7 @@ fn state(experiment: &Experiment, machine: Option<&Machine>) -> Cell {
         (_, Some(MachineState::Paused)) => (Paint::Warning, "paused"),
         (_, Some(MachineState::Off)) => (Paint::Dim, "off"),
         (_, Some(MachineState::Failed)) => (Paint::Bad, "failed"),
+        (_, Some(MachineState::Silent)) => (Paint::Bad, "silent"),
         (_, Some(MachineState::Gone)) => (Paint::Bad, "gone"),
         (_, None) => (Paint::Dim, "-"),
     };

@@ -69,6 +69,7 @@ fn grow(store: &Store, branch: &str, seeds: std::ops::Range<u8>) -> CheckpointId
         created_ns: 1,
         time_virtual_ns: 1,
         events: 0,
+        waiting: Vec::new(),
         spec: serde_json::Value::Null,
         parts: vec![part],
         images: Vec::new(),

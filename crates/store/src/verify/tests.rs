@@ -27,6 +27,7 @@ fn grow(store: &Store, parent: Option<CheckpointId>, seeds: std::ops::Range<u8>)
         created_ns: 1,
         time_virtual_ns: 1,
         events: 0,
+        waiting: Vec::new(),
         spec: serde_json::Value::Null,
         parts: vec![part],
         images: Vec::new(),

@@ -4,12 +4,12 @@ use super::{
     beat::{Beating, Beats},
     pace::{Kind, Pace, Rounds, took},
     sleep::{idle, picture},
-    statistics::{Told, cells, columns},
 };
 use fermata_experiment::Run;
 use fermata_testkit::{
     measure::pick,
     report::{Report, Table, quantile},
+    statistics::{Told, cells, columns},
 };
 
 /// More than there is time for.

@@ -4,7 +4,6 @@ use super::{
     beat::{Beating, sh},
     pace::{Kind, Pace, Rounds, took},
     sleep::picture,
-    statistics::{cells, columns},
 };
 use fermata_experiment::Run;
 use fermata_testkit::{
@@ -13,6 +12,7 @@ use fermata_testkit::{
     guests,
     measure::pick,
     report::{Report, Table, quantile},
+    statistics::{cells, columns},
 };
 use std::time::Duration;
 

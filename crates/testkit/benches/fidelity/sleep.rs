@@ -4,7 +4,6 @@ use super::{
     beat::{Beat, Beating, Beats},
     pace::{Kind, Pace, Rounds, took},
     picture::Picture,
-    statistics::{Told, cells, columns},
 };
 use fermata_experiment::Run;
 use fermata_testkit::{
@@ -13,6 +12,7 @@ use fermata_testkit::{
     guests,
     measure::pick,
     report::{Report, Table, quantile},
+    statistics::{Told, cells, columns},
 };
 use std::time::Duration;
 

@@ -5,7 +5,6 @@ use super::{
     link::{HEADERS, PAYLOAD},
     pace::{Pace, Rounds},
     picture::Picture,
-    statistics::{cells, columns},
     traffic,
 };
 use fermata_experiment::Run;
@@ -15,6 +14,7 @@ use fermata_testkit::{
     guests,
     measure::pick,
     report::{Report, Table, quantile},
+    statistics::{cells, columns},
 };
 use std::{fs, process::Command, time::Duration};
 

@@ -6,6 +6,7 @@ use fermata_testkit::{
     Bench, Snapshot,
     bench::await_console,
     guests,
+    lost::{Look, Lost},
     measure::{at_every, pick},
     oracle::differing,
     report::{Report, quantile},
@@ -69,43 +70,6 @@ fn lost_by(what: &str, node: &str, report: &mut Report) {
         "lost: {times} checkpoints, one every {} ms; what is positive, the clock ran without the processor",
         OFTEN.as_millis()
     ));
-}
-
-/// A guest that stands still.
-struct Look {
-    /// How long its processor ran so far, ns.
-    ran: f64,
-    /// Its virtual time, ns.
-    time: f64,
-}
-
-/// What was lost from each look to the next, us.
-struct Lost {
-    lost: Vec<f64>,
-    /// Virtual time in all, s.
-    passed: f64,
-}
-
-impl Lost {
-    fn new(looks: &[Look]) -> Self {
-        let lost = looks.windows(2).map(|pair| (pair[1].time - pair[0].time - pair[1].ran + pair[0].ran) / 1e3).collect();
-        Self { lost, passed: (looks[looks.len() - 1].time - looks[0].time) / 1e9 }
-    }
-
-    fn sum(&self) -> f64 {
-        self.lost.iter().sum()
-    }
-
-    /// What is lost in a second without a checkpoint, if each checkpoint costs as much here as there.
-    fn rate(&self, often: &Self) -> f64 {
-        let (seldom, many) = (self.lost.len() as f64, often.lost.len() as f64);
-        (self.sum() * many - often.sum() * seldom) / (self.passed * many - often.passed * seldom)
-    }
-
-    /// What is lost at each, apart from that.
-    fn each(&self, anyhow: f64) -> f64 {
-        (self.sum() - anyhow * self.passed) / self.lost.len() as f64
-    }
 }
 
 /// What the kernel counts of the thread of the guest's processor.

@@ -10,7 +10,7 @@ use fermata_testkit::{
 };
 use fermata_types::VirtualTime;
 use fermata_vm::MachineDetails;
-use std::{process::Command, time::Duration};
+use std::{process::Command, thread, time::Duration};
 
 const BOOT: Duration = Duration::from_secs(90);
 const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false };
@@ -54,7 +54,7 @@ fn instants_of_three_machines_come_back_identical_and_their_clocks_stay_together
     let run = bench.boot();
     await_work(&run.body());
     for pause in [150, 400, 60] {
-        std::thread::sleep(Duration::from_millis(pause));
+        thread::sleep(Duration::from_millis(pause));
         let mut original = None;
         let (id, record) = run.checkpoint_observed(None, &mut |body| original = Some(snapshots(body))).expect("a checkpoint");
         assert_eq!(record.parts.iter().map(|part| part.name.as_str()).collect::<Vec<_>>(), ["a", "a/disk0", "b", "b/disk0", "c"]);
@@ -75,8 +75,8 @@ fn clocks_stay_together(run: &Run) {
         if moment == Moment::Prepared {
             let pid = body.machines()[1].machine().pid();
             signal(pid, "STOP");
-            std::thread::spawn(move || {
-                std::thread::sleep(LATE);
+            thread::spawn(move || {
+                thread::sleep(LATE);
                 signal(pid, "CONT");
             });
         }
@@ -153,9 +153,20 @@ fn one_that_dies_or_hangs_is_named_and_the_others_run_on() {
     // Hung before anybody is stopped, when all are about to be, and when they are to go on.
     let b = pid(&run);
     signal(b, "STOP");
-    let error = run.checkpoint(None).expect_err("b does not answer").to_string();
-    assert!(error.contains("b could not prepare"), "{error}");
-    signal(b, "CONT");
+    // Whoever only looks sees it, also while a checkpoint waits for it.
+    let looks = || assert_eq!(run.body().glance(), [Status::Running, Status::Silent, Status::Running]);
+    looks();
+    let error = thread::scope(|scope| {
+        let taking = scope.spawn(|| run.checkpoint(None));
+        (0..2).for_each(|_| looks());
+        taking.join().expect("no panic").expect_err("b does not answer").to_string()
+    });
+    assert!(error.contains("b could not prepare") && error.contains("does not answer"), "{error}");
+    // Nor does a journey wait for it.
+    keeper.goto(&id.to_string(), None, false, false).expect("all come back");
+    assert_eq!(statuses(&run), [Status::Running, Status::Running, Status::Running]);
+    await_work(&run.body());
+    let b = pid(&run);
     for (moment, words) in [(Moment::Prepared, "b could not freeze"), (Moment::Frozen, "b could not thaw")] {
         let result = run.checkpoint_watched(None, &mut |now, _| {
             if now == moment {

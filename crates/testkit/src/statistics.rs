@@ -1,0 +1,140 @@
+//! Whether two samples are of one distribution.
+
+use crate::report::quantile;
+
+/// How far apart two samples are that are to be compared, and two that differ by nothing but the time at which they were taken.
+pub struct Told {
+    /// Kolmogorov and Smirnov's distance.
+    pub distance: f64,
+    /// How likely it is to be as large as that by chance, if all values were independent.
+    pub chance: f64,
+    /// The distance of the two of the same kind.
+    pub of_same: f64,
+}
+
+/// Below this chance two samples are told apart, unless two of the same kind are as far apart.
+const CHANCE_MIN: f64 = 0.01;
+
+impl Told {
+    /// Compares `with` to both samples `without`, taken together, and these two to each other.
+    pub fn new(with: &[f64], without: [&[f64]; 2]) -> Self {
+        let (distance, chance) = kolmogorov_smirnov(with, &without.concat());
+        Self { distance, chance, of_same: kolmogorov_smirnov(without[0], without[1]).0 }
+    }
+
+    /// Whether nobody can tell. Values that follow each other on one host are not independent, so chance alone would tell two of the same kind apart.
+    pub fn cannot_be_told(&self) -> bool {
+        self.chance >= CHANCE_MIN || self.distance <= self.of_same
+    }
+}
+
+/// The largest distance between the two distributions, and how likely one as large is by chance (two-sample test, by its asymptotic distribution).
+fn kolmogorov_smirnov(a: &[f64], b: &[f64]) -> (f64, f64) {
+    let sorted = |values: &[f64]| {
+        let mut values = values.to_vec();
+        values.sort_by(f64::total_cmp);
+        values
+    };
+    let (a, b) = (sorted(a), sorted(b));
+    let (mut i, mut j, mut distance) = (0, 0, 0.0_f64);
+    while i < a.len() && j < b.len() {
+        let value = a[i].min(b[j]);
+        while i < a.len() && a[i] <= value {
+            i += 1;
+        }
+        while j < b.len() && b[j] <= value {
+            j += 1;
+        }
+        distance = distance.max((i as f64 / a.len() as f64 - j as f64 / b.len() as f64).abs());
+    }
+    let size = (a.len() as f64 * b.len() as f64 / (a.len() + b.len()) as f64).sqrt();
+    let lambda = (size + 0.12 + 0.11 / size) * distance;
+    let term = |k: i32| 2.0 * (-1.0_f64).powi(k - 1) * (-2.0 * f64::from(k * k) * lambda * lambda).exp();
+    (distance, if lambda < 0.3 { 1.0 } else { (1..100).map(term).sum::<f64>().clamp(0.0, 1.0) })
+}
+
+/// The middle and some of the tail, in microseconds.
+pub fn cells(name: &str, nanoseconds: &[f64]) -> Vec<String> {
+    let of = |share: f64| format!("{:.0}", quantile(nanoseconds, share) / 1e3);
+    [name.to_owned(), nanoseconds.len().to_string()].into_iter().chain([0.0, 0.5, 0.9, 0.97, 0.999, 1.0].map(of)).collect()
+}
+
+/// The names of these columns.
+pub fn columns(of: &str) -> Vec<String> {
+    [of, "number", "least", "p50", "p90", "p97", "p99.9", "worst"].map(str::to_owned).to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers from a seed, evenly spread from 0 to 1 (Marsaglia's xorshift).
+    struct Random(u64);
+
+    impl Random {
+        fn even(&mut self) -> f64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            (self.0 >> 11) as f64 / (1u64 << 53) as f64
+        }
+
+        fn sample(&mut self, count: usize, of: fn(f64) -> f64) -> Vec<f64> {
+            (0..count).map(|_| of(self.even())).collect()
+        }
+    }
+
+    fn grid(count: u32, from: f64) -> Vec<f64> {
+        (0..count).map(|number| from + f64::from(number) / f64::from(count)).collect()
+    }
+
+    #[test]
+    fn the_distance_is_the_largest_between_the_distributions() {
+        assert_eq!(kolmogorov_smirnov(&grid(50, 0.0), &grid(50, 0.0)), (0.0, 1.0));
+        let (distance, chance) = kolmogorov_smirnov(&grid(50, 0.0), &grid(80, 2.0));
+        assert!(distance == 1.0 && chance < 1e-12, "{distance} {chance}");
+        // Ties are in both at once: {1, 1, 2} and {1, 2, 2} differ by a third at 1.
+        let (distance, _) = kolmogorov_smirnov(&[1.0, 2.0, 1.0], &[2.0, 1.0, 2.0]);
+        assert!((distance - 1.0 / 3.0).abs() < 1e-12, "{distance}");
+        let (distance, _) = kolmogorov_smirnov(&grid(200, 0.0), &grid(400, 0.1));
+        assert!((distance - 0.1).abs() < 0.006, "{distance}");
+    }
+
+    /// The asymptotic distribution has 5 % above 1.3581 and 1 % above 1.6276.
+    #[test]
+    fn the_chance_is_that_of_the_tables() {
+        let size = 500.0_f64.sqrt();
+        for (lambda, expected) in [(1.3581, 0.05), (1.6276, 0.01), (0.8276, 0.5)] {
+            let wanted = lambda / (size + 0.12 + 0.11 / size);
+            let (distance, chance) = kolmogorov_smirnov(&grid(1000, 0.0), &grid(1000, wanted));
+            // Distances of such samples are whole thousandths.
+            assert!((distance - wanted).abs() <= 1e-3 && (chance / expected - 1.0).abs() < 0.15, "{distance} {chance}");
+        }
+    }
+
+    #[test]
+    fn samples_of_one_distribution_are_told_apart_as_seldom_as_they_should() {
+        let mut random = Random(11);
+        for of in [|even: f64| even, |even: f64| -even.ln(), |even: f64| (even * 8.0).floor()] {
+            let low = (0..400).filter(|_| {
+                let (a, b) = (random.sample(300, of), random.sample(200, of));
+                kolmogorov_smirnov(&a, &b).1 < 0.05
+            });
+            // 20 are expected; with ties fewer.
+            let low = low.count();
+            assert!(low <= 35, "{low} of 400");
+        }
+    }
+
+    #[test]
+    fn what_differs_is_told_unless_two_of_a_kind_differ_as_much() {
+        let mut random = Random(7);
+        let mut same = || random.sample(1000, |even| -even.ln());
+        let (with, without) = (same(), [same(), same()]);
+        assert!(Told::new(&with, [&without[0], &without[1]]).cannot_be_told());
+        let slower: Vec<_> = with.iter().map(|value| value * 1.3).collect();
+        assert!(!Told::new(&slower, [&without[0], &without[1]]).cannot_be_told());
+        let drifted: Vec<_> = without[1].iter().map(|value| value * 1.5).collect();
+        assert!(Told::new(&slower, [&without[0], &drifted]).cannot_be_told());
+    }
+}
