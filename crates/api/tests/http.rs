@@ -8,6 +8,7 @@ use fermata_api::{
 use std::{
     collections::BTreeMap,
     io::{Read, Write},
+    net::{Ipv4Addr, SocketAddrV4},
     os::unix::{fs::PermissionsExt, net::UnixStream},
     path::PathBuf,
     sync::{
@@ -109,6 +110,11 @@ impl Service for Pretender {
 
     fn resume(&self, request: RunRequest) -> Result<Run, Problem> {
         Err(Problem::new(format!("no run {:?} to resume", request.run)))
+    }
+
+    fn forward(&self, request: ForwardRequest) -> Result<ForwardOf, Problem> {
+        let host = request.port.host.map(|port| SocketAddrV4::new(Ipv4Addr::LOCALHOST, port.get()));
+        Ok(ForwardOf { machine: request.machine, forward: Forward { guest_port: request.port.guest.get(), host } })
     }
 
     fn link(&self, request: LinkRequest) -> Result<Vec<LinkEnd>, Problem> {

@@ -4,7 +4,7 @@ use crate::{
     Error, Result,
     network::nets,
     spec::{self, Event, Spec},
-    topology::topology,
+    topology::{mac, topology},
 };
 use fermata_disk::Format;
 use fermata_net::Topology;
@@ -15,6 +15,8 @@ use std::path::PathBuf;
 
 /// The machine type of new machines; QEMU puts in the version.
 const MACHINE_TYPE: &str = "q35";
+/// What the control interface of a machine is called where its address is made. No interface of a link has that name.
+const CONTROL: &str = "control";
 
 /// The machines of an experiment, by name, and what happens to them.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,7 +50,9 @@ impl Plan {
     /// The plan of a new experiment.
     pub fn new(spec: &Spec) -> Self {
         let topology = topology(spec);
-        let machines = spec.nodes.iter().map(|(name, node)| MachinePlan::new(name, node, nets(&topology, name))).collect();
+        let control = |name: &str, node: &spec::Node| (!node.ports.is_empty()).then(|| mac(&spec.name, name, CONTROL).to_string());
+        let machine = |(name, node): (&String, &spec::Node)| MachinePlan::new(name, node, nets(&topology, name), control(name, node));
+        let machines = spec.nodes.iter().map(machine).collect();
         Self { machines, network: (!topology.interfaces.is_empty()).then_some(topology), events: spec.events.clone() }
     }
 
@@ -65,7 +69,7 @@ impl Plan {
 }
 
 impl MachinePlan {
-    fn new(name: &str, node: &spec::Node, nets: Vec<Net>) -> Self {
+    fn new(name: &str, node: &spec::Node, nets: Vec<Net>, control: Option<String>) -> Self {
         let accel = match node.accel {
             spec::Accel::Auto if node.deterministic => Accel::Tcg,
             spec::Accel::Auto => Accel::auto(),
@@ -89,6 +93,7 @@ impl MachinePlan {
             clock_ahead_ms: node.clock.map_or(0, |clock| clock.0),
             disks: disks.len() as u32,
             nets,
+            control,
         };
         Self { machine, disks }
     }

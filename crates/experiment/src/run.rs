@@ -4,9 +4,10 @@ use crate::{
     Body, Error, Host, Result,
     body::Blueprint,
     coordinate::{self, Apart, Manner, Moment, Parts, Tentative},
+    forwards::{Forward, Forwards},
     machine_body::Return,
     plan::{self, Plan},
-    spec::{Action, Endpoint, Spec},
+    spec::{Action, Endpoint, Port, Spec},
     topology::topology,
 };
 use fermata_checkpoint::Saved;
@@ -14,6 +15,7 @@ use fermata_linux::clock::{Stopwatch, monotonic, wall_ns};
 use fermata_net::{Change, Fabric};
 use fermata_store::{Cost, Hold, Progress, Record, Skew, Writer};
 use fermata_types::{CheckpointId, MachineId, VirtualTime};
+use fermata_vm::{CONTROL_ADDRESS, CONTROL_PREFIX};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard},
@@ -40,6 +42,7 @@ pub struct Run {
     /// Held from the beginning of a checkpoint to its end: there is one at a time.
     checkpointing: Mutex<Past>,
     state: Mutex<State>,
+    forwards: Mutex<Forwards>,
 }
 
 /// What the last checkpoint taught.
@@ -121,12 +124,16 @@ pub struct Arrival {
 }
 
 impl Run {
-    /// Boots the machines of an experiment.
+    /// Boots the machines of an experiment. Ports of this host that it is to have must be free.
     pub fn boot(host: Arc<Host>, spec: &Spec, name: &str, progress: &mut dyn FnMut(&str, Progress)) -> Result<Self> {
+        let mut forwards = Forwards::of(spec, true);
+        // Nobody waits for a boot that will be of no use.
+        forwards.check()?;
         let (body, parts) = Body::boot(&host, &Plan::new(spec), progress)?;
+        forwards.open(&body)?;
         body.resume()?;
         let standing = Standing { branch: name.to_owned(), head: None, machines: body.identities() };
-        let run = Self::new(host, spec, name, State::new(body, parts, standing))?;
+        let run = Self::new(host, spec, name, State::new(body, parts, standing), forwards)?;
         run.set_addresses(spec);
         Ok(run)
     }
@@ -137,22 +144,29 @@ impl Run {
         for interface in topology(spec).interfaces {
             let of = spec.nodes.get(&interface.machine).and_then(|node| node.interfaces.get(&interface.name));
             let Some(address) = of.and_then(|of| of.ipv4) else { continue };
-            // By its Ethernet address, for guests name their interfaces as they like.
+            let command = format!("ip address add {address} dev $n && ip link set $n up");
+            self.execute(&body, &interface.machine, &at_interface(&interface.mac.to_string(), &command), BOOT_WAIT);
+        }
+        for of in body.machines() {
+            let Some(mac) = &of.machine().config().control else { continue };
+            // A guest that asks by DHCP may have it already.
             let command = format!(
-                "for d in /sys/class/net/*; do if [ \"$(cat $d/address)\" = {} ]; then ip address add {address} dev ${{d##*/}} && ip link set ${{d##*/}} up; fi; done",
-                interface.mac
+                "ip link set $n up; ip address show dev $n | grep -qF {CONTROL_ADDRESS} || ip address add {CONTROL_ADDRESS}/{CONTROL_PREFIX} dev $n"
             );
-            self.execute(&body, &interface.machine, &command, BOOT_WAIT);
+            self.execute(&body, of.name(), &at_interface(mac, &command), BOOT_WAIT);
         }
     }
 
-    /// A run that begins where somebody arrived.
-    pub fn begin(host: Arc<Host>, spec: &Spec, name: &str, arrival: Arrival) -> Result<Self> {
+    /// A run that begins where somebody arrived. Beside another run of the experiment it gets any free ports of this host, for those that the specification
+    /// names are the other one's.
+    pub fn begin(host: Arc<Host>, spec: &Spec, name: &str, arrival: Arrival, beside: bool) -> Result<Self> {
         let Arrival { body, parts, standing, .. } = arrival;
-        Self::new(host, spec, name, State::new(body, parts, standing))
+        let mut forwards = Forwards::of(spec, !beside);
+        forwards.follow(&body);
+        Self::new(host, spec, name, State::new(body, parts, standing), forwards)
     }
 
-    fn new(host: Arc<Host>, spec: &Spec, name: &str, state: State) -> Result<Self> {
+    fn new(host: Arc<Host>, spec: &Spec, name: &str, state: State, forwards: Forwards) -> Result<Self> {
         let json = serde_json::to_value(spec).map_err(|error| Error::Refused(format!("the specification cannot be kept: {error}")))?;
         Ok(Self {
             name: name.to_owned(),
@@ -161,6 +175,7 @@ impl Run {
             experiment: spec.name.clone(),
             checkpointing: Mutex::default(),
             state: Mutex::new(state),
+            forwards: Mutex::new(forwards),
         })
     }
 
@@ -177,6 +192,26 @@ impl Run {
     /// Where it stands.
     pub fn standing(&self) -> Standing {
         self.state().standing.clone()
+    }
+
+    /// Ports of its machines that are forwarded from this host.
+    pub fn forwards(&self) -> Vec<Forward> {
+        self.lock_forwards().list(&self.body())
+    }
+
+    /// Forwards one more port of a machine, for as long as the run lives.
+    ///
+    /// # Errors
+    /// There is no such machine, it has no control interface, or the host's port is taken.
+    pub fn forward(&self, machine: &str, port: Port) -> Result<Forward> {
+        let mut forwards = self.lock_forwards();
+        // Whoever takes the run elsewhere moves the ports after that.
+        let body = self.body();
+        forwards.add(&body, machine, port)
+    }
+
+    fn lock_forwards(&self) -> MutexGuard<'_, Forwards> {
+        self.forwards.lock().expect("nobody panics with the lock")
     }
 
     /// Branches that are its own: the one that it grows, and the one that a checkpoint under way is about to move.
@@ -432,12 +467,20 @@ impl Run {
         let mut arrived = State::new(arrival.body, arrival.parts, arrival.standing);
         arrived.standing.branch = branch(state.moving.as_deref());
         arrived.moving = state.moving.take();
-        std::mem::replace(&mut *state, arrived).body
+        let left = std::mem::replace(&mut *state, arrived).body;
+        drop(state);
+        self.lock_forwards().follow(&self.body());
+        left
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("nobody panics with the lock")
     }
+}
+
+/// A command for the shell of a guest that has `$n` stand for its interface with this Ethernet address: guests name their interfaces as they like.
+fn at_interface(mac: &str, command: &str) -> String {
+    format!("for d in /sys/class/net/*; do if [ \"$(cat $d/address)\" = {mac} ]; then n=${{d##*/}}; {command}; fi; done")
 }
 
 /// A checkpoint that is permanent, and what was kept of each part.
