@@ -1,7 +1,7 @@
 //! Ports of a run's machines that are reached from this host: the way in for people, outside the experiment's world.
 //!
-//! Each is held by the QEMU of its machine, whose user network belongs to no checkpoint. When a run goes to a checkpoint it lives in another QEMU: connections
-//! end with the old one, and the same port of the host leads into the new one.
+//! Each is held by the QEMU of its machine, whose user network belongs to no checkpoint. When a run goes to a checkpoint it lives in another QEMU:
+//! connections end with the old one, and the same port of the host leads into the new one.
 
 use crate::{
     Body, Error, Result,
@@ -108,8 +108,8 @@ impl Held {
             return Ok(());
         }
         if let (Some(by), Some(host)) = (by, self.host) {
-            // One that is gone has let go of it.
-            let _ = by.unforward(host.get());
+            // The run has left it. If it does not let go of the port, its end does.
+            by.unforward(host.get()).unwrap_or_else(|_| by.kill());
         }
         self.by = Weak::new();
         let machine = machine.filter(|machine| machine.config().control.is_some()).ok_or_else(|| self.no_way_in())?;

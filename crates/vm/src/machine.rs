@@ -43,7 +43,6 @@ const STATE_IN: u32 = 100;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// One that is silent for this long learns nothing of its carrier; a checkpoint may wait for it.
 const CARRIER_PATIENCE: Duration = Duration::from_secs(5);
-
 /// For an answer about forwarded ports.
 const CONTROL_PATIENCE: Duration = Duration::from_secs(5);
 

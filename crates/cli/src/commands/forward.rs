@@ -7,9 +7,9 @@ use fermata_api::{Service, spec::Port, values::ForwardRequest};
 
 /// Forward a port of a machine from this host while it runs
 ///
-/// It is for machines whose part of the specification has `ports`, and lasts as long as the run. The interface by which it leads is not part of checkpoints:
-/// connections end at `fermata goto`, and the same port of this host leads into the machine where it is then. Whoever has an account on this host can
-/// connect.
+/// It is for machines whose part of the specification has `ports`, and lasts as long as the run. The interface by which it leads is not part of
+/// checkpoints: connections end at `fermata goto`, and the same port of this host leads into the machine where it is then. Whoever has an account on
+/// this host can connect.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

@@ -12,8 +12,9 @@ use fermata_api::values::{Experiment, ForwardOf};
 
 /// List the ports of machines that are forwarded from this host
 ///
-/// A machine whose part of the specification has `ports` has one more interface, by which people come in. It is not part of checkpoints: connections end at
-/// `fermata goto`, and the same ports of this host lead into the machine where it is then. A fork has ports of its own. The guest reaches nothing by it.
+/// A machine whose part of the specification has `ports` has one more interface, by which people come in. It is not part of checkpoints: connections
+/// end at `fermata goto`, and the same ports of this host lead into the machine where it is then. A fork has ports of its own. The guest reaches
+/// nothing by it.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

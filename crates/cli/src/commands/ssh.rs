@@ -15,11 +15,11 @@ const SSH: NonZeroU16 = NonZeroU16::new(22).expect("it is not 0");
 
 /// Log in to a guest that has an SSH server
 ///
-/// It is for machines whose part of the specification has `ports`; port 22 is forwarded if it is not yet. The interface by which it leads is not part of
-/// checkpoints: the connection ends at `fermata goto`. Ends as ssh(1) does: with the status of the command in the guest, or 255.
+/// It is for machines whose part of the specification has `ports`; port 22 is forwarded if it is not yet. The interface by which it leads is not part
+/// of checkpoints: the connection ends at `fermata goto`. Ends as ssh(1) does: with the status of the command in the guest, or 255.
 ///
-/// Host keys are remembered in the experiment's run directory, by the names of the machines, until `fermata down`: ports are given to one machine after the other,
-/// a machine that comes back and all its forks have the same key, and the next experiment of that name may have new ones.
+/// Host keys are remembered in the experiment's run directory, by the names of the machines, until `fermata down`: ports are given to one machine after
+/// the other, a machine that comes back and all its forks have the same key, and the next experiment of that name may have new ones.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
