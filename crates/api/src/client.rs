@@ -4,7 +4,7 @@ use crate::{
     service::{BODY_BYTES_MAX, EXEC_BODY_BYTES_MAX, Service},
     values::{
         Activity, CaptureRequest, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest,
-        GotoRequest, LinkEnd, LinkRequest, Metric, Problem, Resumed, Run, RunRequest,
+        ForwardOf, ForwardRequest, GotoRequest, LinkEnd, LinkRequest, Metric, Problem, Resumed, Run, RunRequest,
     },
 };
 use reqwest::{
@@ -171,6 +171,10 @@ impl Service for Client {
 
     fn link(&self, request: LinkRequest) -> Result<Vec<LinkEnd>, Problem> {
         self.post("link", &request)
+    }
+
+    fn forward(&self, request: ForwardRequest) -> Result<ForwardOf, Problem> {
+        self.post("forward", &request)
     }
 
     fn capture(&self, request: CaptureRequest, take: &mut dyn FnMut(&[u8]) -> bool) -> Result<(), Problem> {

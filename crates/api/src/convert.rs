@@ -1,11 +1,15 @@
 //! From what the rooms below know to what people and programs are told.
 
 use crate::values;
-use fermata_experiment::{MachineBody, Run, Status, net::Topology};
+use fermata_experiment::{Forward, MachineBody, Run, Status, net::Topology};
 use fermata_store::Cost;
 use fermata_timeline::{Change, Entry, Resumed};
 use fermata_types::{CheckpointId, ClassTimes, MachineId, PAGE_SIZE};
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, SocketAddrV4},
+    time::Duration,
+};
 
 /// Stretches of differing pages that are listed; the rest is in the counts.
 const STRETCHES_MAX: usize = 16;
@@ -116,7 +120,11 @@ pub(crate) fn difference(a: &Entry, b: &Entry, changes: Vec<Change>) -> values::
 pub(crate) fn run(run: &Run, quietly: bool) -> values::Run {
     let (body, standing) = (run.body(), run.standing());
     let statuses = if quietly { Vec::new() } else { body.glance() };
-    let machine = |(index, of): (usize, &MachineBody)| machine(of, standing.machines.get(of.name()).copied(), statuses.get(index).cloned());
+    let forwards = run.forwards();
+    let machine = |(index, of): (usize, &MachineBody)| {
+        let ports = forwards.iter().filter(|forward| forward.machine == of.name()).map(forward).collect();
+        values::Machine { ports, ..machine(of, standing.machines.get(of.name()).copied(), statuses.get(index).cloned()) }
+    };
     values::Run {
         name: run.name().to_owned(),
         branch: standing.branch.clone(),
@@ -160,7 +168,13 @@ fn machine(body: &MachineBody, id: Option<MachineId>, status: Option<Status>) ->
         console: machine.place().console_socket(),
         console_log: machine.place().console_log(),
         pages_missing: missing.map(|paging| paging.wanted.saturating_sub(paging.restored)),
+        ports: Vec::new(),
     }
+}
+
+pub(crate) fn forward(forward: &Forward) -> values::Forward {
+    let host = forward.host.map(|port| SocketAddrV4::new(Ipv4Addr::LOCALHOST, port.get()));
+    values::Forward { guest_port: forward.guest.get(), host }
 }
 
 pub(crate) fn tag(experiment: &str, tag: &str, checkpoint: Option<CheckpointId>) -> values::Tag {

@@ -7,7 +7,7 @@ use crate::{
     service::Service,
     values::{
         self, Activity, CaptureRequest, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment,
-        ExperimentState, ForkRequest, GotoRequest, LinkEnd, LinkRequest, Metric, Problem, Resumed, RunRequest,
+        ExperimentState, ForkRequest, ForwardOf, ForwardRequest, GotoRequest, LinkEnd, LinkRequest, Metric, Problem, Resumed, RunRequest,
     },
 };
 use fermata_experiment::{Asked, Body, MachineBody, Run, Status, When};
@@ -44,6 +44,18 @@ impl Desk {
             spare_ready: keeper.spare_ready(),
             trouble: keeper.trouble(),
         }
+    }
+
+    /// The run and the name of the machine that `[RUN:]MACHINE` means, and what the run lives in now.
+    fn machine(&self, text: &str) -> Result<(Arc<Run>, Arc<Body>, String), Problem> {
+        let (run, machine) = match text.split_once(':') {
+            Some((run, machine)) => (Some(run), machine),
+            None => (None, text),
+        };
+        let run = self.keeper.run(run.filter(|run| !run.is_empty())).map_err(problem)?;
+        let body = run.body();
+        let name = which(&run, &body, machine)?;
+        Ok((run, body, name))
     }
 
     /// Leaves a note for whoever finds the run directory when we are gone. Without it `ls` knows less, and no more is lost.
@@ -100,18 +112,18 @@ impl Service for Desk {
         links::tell(&run, request.interface.as_deref(), request.change.as_ref())
     }
 
+    fn forward(&self, request: ForwardRequest) -> Result<ForwardOf, Problem> {
+        let (run, _, name) = self.machine(&request.machine)?;
+        let forward = run.forward(&name, request.port).map_err(problem)?;
+        Ok(ForwardOf { machine: format!("{}:{name}", run.name()), forward: convert::forward(&forward) })
+    }
+
     fn capture(&self, request: CaptureRequest, take: &mut dyn FnMut(&[u8]) -> bool) -> Result<(), Problem> {
         captures::capture(&self.keeper, &request, take)
     }
 
     fn exec(&self, request: ExecRequest, wanted: &dyn Fn() -> bool) -> Result<Executed, Problem> {
-        let (run, machine) = match request.machine.split_once(':') {
-            Some((run, machine)) => (Some(run), machine),
-            None => (None, request.machine.as_str()),
-        };
-        let run = self.keeper.run(run.filter(|run| !run.is_empty())).map_err(problem)?;
-        let mut body = run.body();
-        let name = which(&run, &body, machine)?;
+        let (run, mut body, name) = self.machine(&request.machine)?;
         let of = |body: &Body| body.machines().iter().find(|of| of.name() == name).map(|of| of.machine().clone());
         let gone = || Problem::new(format!("run {} has no machine {name} any more", run.name()));
         let mut machine = of(&body).ok_or_else(gone)?;

@@ -9,6 +9,7 @@
 //! | `POST /v1/pause`, `/v1/resume` | `RunRequest` | `Run` |
 //! | `POST /v1/link` | `LinkRequest` | array of `LinkEnd` |
 //! | `POST /v1/capture` | `CaptureRequest` | a file in the format pcapng, as long as the capture lasts |
+//! | `POST /v1/forward` | `ForwardRequest` | `ForwardOf` |
 //! | `POST /v1/exec` | `ExecRequest` | `Executed` |
 //! | `POST /v1/down` | `DownRequest` | `Ended` |
 //! | `GET /v1/activity` | | `Activity` |
@@ -196,6 +197,7 @@ fn router(service: Shared) -> Router {
         .route("/v1/pause", handler(|service, request, _| service.pause(request)))
         .route("/v1/resume", handler(|service, request, _| service.resume(request)))
         .route("/v1/link", handler(|service, request, _| service.link(request)))
+        .route("/v1/forward", handler(|service, request, _| service.forward(request)))
         .route("/v1/capture", post(capture))
         .route("/v1/down", handler(|service, request, _| service.down(request)))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))

@@ -1,8 +1,8 @@
 //! What a keeper offers. The keeper implements it, the server carries it over a socket, and the client implements it again on the other side.
 
 use crate::values::{
-    Activity, CaptureRequest, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest,
-    GotoRequest, LinkEnd, LinkRequest, Metric, Problem, Resumed, Run, RunRequest,
+    Activity, CaptureRequest, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, ForwardOf,
+    ForwardRequest, GotoRequest, LinkEnd, LinkRequest, Metric, Problem, Resumed, Run, RunRequest,
 };
 
 /// Bytes that a command in a guest may be given on its standard input. As JSON they are up to four times as many.
@@ -40,6 +40,9 @@ pub trait Service: Send + Sync {
     /// Gives what goes through some interfaces to `take`, piece by piece a file in the format pcapng, until that is over or `take` says that no more is wanted.
     /// It is given an empty piece now and then, only to ask. If it is slow, frames are missing, and the file says how many.
     fn capture(&self, request: CaptureRequest, take: &mut dyn FnMut(&[u8]) -> bool) -> Result<(), Problem>;
+
+    /// Forwards a port of a machine that has a control interface from this host.
+    fn forward(&self, request: ForwardRequest) -> Result<ForwardOf, Problem>;
 
     /// Runs a command in a guest and waits for its end, as long as somebody does: `wanted` is asked now and then. A command that fails is no
     /// [`Problem`].

@@ -2,14 +2,17 @@
 //!
 //! Fields are added, never renamed or removed; units are in the names.
 
-use fermata_experiment::net::{Change, Counters, Mac, Shape, Topology};
+use fermata_experiment::{
+    net::{Change, Counters, Mac, Shape, Topology},
+    spec::Port,
+};
 pub use fermata_store::{
     CollectOptions, Collected, Damage, MovedBranch, Remedy, Removed, RemovedCheckpoint, RemovedTag, Report as Verified, Stats, Touched,
     VerifyOptions,
 };
 use fermata_types::{BlobName, CheckpointId, Composition, ImageId, MachineId, PageCounts, PartKind, Root};
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, net::SocketAddrV4, path::PathBuf};
 
 /// A checkpoint: what `fermata checkpoint` prints, and `fermata log` prints many of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -388,6 +391,37 @@ pub struct Machine {
     pub console_log: PathBuf,
     /// Pages still to be brought in after a lazy restore; none if all are in.
     pub pages_missing: Option<u64>,
+    /// Its ports that are forwarded from this host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<Forward>,
+}
+
+/// A TCP port of a machine that is forwarded from this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forward {
+    /// The machine's port.
+    pub guest_port: u16,
+    /// Where this host listens for it; none: at present nowhere.
+    pub host: Option<SocketAddrV4>,
+}
+
+/// The same with its machine: what `fermata ports` prints many of, and `fermata forward` one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForwardOf {
+    /// The machine, as `run:machine`.
+    pub machine: String,
+    /// The port.
+    #[serde(flatten)]
+    pub forward: Forward,
+}
+
+/// Forwards a port of a machine from this host, for as long as the run lives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForwardRequest {
+    /// `m1`, or `run:m1`; empty if there is only one machine.
+    pub machine: String,
+    /// Which port: the guest's as a number, or `host:guest`.
+    pub port: Port,
 }
 
 /// What a machine does.

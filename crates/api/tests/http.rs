@@ -8,6 +8,7 @@ use fermata_api::{
 use std::{
     collections::BTreeMap,
     io::{Read, Write},
+    net::{Ipv4Addr, SocketAddrV4},
     os::unix::{fs::PermissionsExt, net::UnixStream},
     path::PathBuf,
     sync::{
@@ -112,6 +113,11 @@ impl Service for Pretender {
         Err(Problem::new(format!("no run {:?} to resume", request.run)))
     }
 
+    fn forward(&self, request: ForwardRequest) -> Result<ForwardOf, Problem> {
+        let host = request.port.host.map(|port| SocketAddrV4::new(Ipv4Addr::LOCALHOST, port.get()));
+        Ok(ForwardOf { machine: request.machine, forward: Forward { guest_port: request.port.guest.get(), host } })
+    }
+
     fn link(&self, request: LinkRequest) -> Result<Vec<LinkEnd>, Problem> {
         Err(Problem::new(format!("no network with {}", request.interface.unwrap_or_default())))
     }
@@ -199,6 +205,9 @@ fn every_request_reaches_the_keeper_and_every_answer_the_client() {
     let input = Some(vec![255; EXEC_INPUT_BYTES_MAX]);
     let executed = client.exec(ExecRequest { command: vec!["wc".into(), "-c".into()], input, ..Default::default() }, &|| true).unwrap();
     assert_eq!((executed.status, executed.stdout.as_str(), executed.stderr.as_str()), (3, "8388608", "wc -c"));
+    let forward = client.forward(ForwardRequest { machine: "m1".into(), port: "8080:80".parse().unwrap() }).unwrap();
+    assert_eq!((forward.machine.as_str(), forward.forward.guest_port), ("m1", 80));
+    assert_eq!(forward.forward.host, "127.0.0.1:8080".parse().ok());
     assert_eq!(client.activity().total, 2);
 }
 

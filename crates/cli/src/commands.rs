@@ -9,6 +9,7 @@ mod doctor;
 mod down;
 mod exec;
 mod fork;
+mod forward;
 mod gc;
 mod goto;
 mod keeper;
@@ -18,6 +19,7 @@ mod ls;
 mod metrics;
 mod pause;
 mod plot;
+mod ports;
 mod rebuild;
 mod resume;
 mod rm;
@@ -25,6 +27,7 @@ mod rm;
 pub mod samples;
 mod schema;
 mod show;
+mod ssh;
 mod stats;
 mod tag;
 mod up;
@@ -63,6 +66,9 @@ pub enum Command {
     Up(up::Up),
     Exec(exec::Exec),
     Console(console::Console),
+    Ssh(ssh::Ssh),
+    Ports(ports::Ports),
+    Forward(forward::Forward),
     Checkpoint(checkpoint::Checkpoint),
     Log(log::Log),
     Show(show::Show),
@@ -96,6 +102,9 @@ impl Command {
             Self::Up(command) => command.run(context),
             Self::Exec(command) => command.run(context),
             Self::Console(command) => command.run(context),
+            Self::Ssh(command) => command.run(context),
+            Self::Ports(command) => command.run(context),
+            Self::Forward(command) => command.run(context),
             Self::Checkpoint(command) => command.run(context),
             Self::Log(command) => command.run(context),
             Self::Show(command) => command.run(context),
@@ -125,6 +134,6 @@ impl Command {
 
     /// The exit status when it could not be done: one that no guest's command is likely to return.
     pub fn failed_status(&self) -> u8 {
-        if matches!(self, Self::Exec(_)) { 255 } else { 1 }
+        if matches!(self, Self::Exec(_) | Self::Ssh(_)) { 255 } else { 1 }
     }
 }

@@ -8,6 +8,7 @@
 //! - [`machine_body`]: one QEMU process with the servers of its disks
 //! - `network`: what the network and the machines have to know of each other
 //! - `together`, `several`: the same for several machines, side by side
+//! - [`forwards`]: ports of machines that are reached from this host
 //! - `guest_clock`: what virtual time it is while the guests run; `pace`: how the network's time and the machines' stay one
 //! - `events`: what happens by itself at given times
 //! - `blocks`: what the disks know of a machine's memory
@@ -22,6 +23,7 @@ pub mod body;
 mod coordinate;
 mod error;
 mod events;
+pub mod forwards;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -42,6 +44,7 @@ pub use coordinate::{Moment, PartFailure};
 pub use error::{Error, Result};
 pub use fermata_net as net;
 pub use fermata_vm::{Accel, Execution, GLANCE, Machine, Paging, Status, TrackerStanding};
+pub use forwards::Forward;
 pub use host::Host;
 pub use machine_body::MachineBody;
 pub use run::{Arrival, Asked, Journey, Run, Standing, When, fits, spare, spare_like, travel};

@@ -4,17 +4,19 @@ use crate::{
     Error, Result,
     network::nets,
     spec::{self, Event, Spec},
-    topology::topology,
+    topology::{mac, topology},
 };
 use fermata_disk::Format;
 use fermata_net::{Interface, Topology};
 use fermata_store::Record;
 use fermata_types::{PartKind, PartState, VirtualTime};
-use fermata_vm::{Accel, MachineConfig, MachineDetails, Net};
+use fermata_vm::{Accel, CONTROL_ADDRESS, CONTROL_PREFIX, MachineConfig, MachineDetails, Net};
 use std::path::PathBuf;
 
 /// The machine type of new machines; QEMU puts in the version.
 const MACHINE_TYPE: &str = "q35";
+/// What the control interface of a machine is called where its address is made. No interface of a link has that name.
+const CONTROL: &str = "control";
 
 /// The machines of an experiment, by name, and what happens to them.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,6 +38,11 @@ pub(crate) struct Address {
     pub machine: String,
     /// For its shell.
     pub command: String,
+}
+
+/// A command for the shell of a guest that has `$n` stand for its interface with this Ethernet address: guests name their interfaces as they like.
+fn at_interface(mac: &str, command: &str) -> String {
+    format!("for d in /sys/class/net/*; do if [ \"$(cat $d/address)\" = {mac} ]; then n=${{d##*/}}; {command}; fi; done")
 }
 
 /// A machine and its disks.
@@ -60,8 +67,11 @@ impl Plan {
     /// The plan of a new experiment.
     pub fn new(spec: &Spec) -> Self {
         let topology = topology(spec);
-        let machines = spec.nodes.iter().map(|(name, node)| MachinePlan::new(name, node, nets(&topology, name))).collect();
-        let addresses = topology.interfaces.iter().filter_map(|interface| Address::new(spec, interface)).collect();
+        let control = |name: &str, node: &spec::Node| (!node.ports.is_empty()).then(|| mac(&spec.name, name, CONTROL).to_string());
+        let machine = |(name, node): (&String, &spec::Node)| MachinePlan::new(name, node, nets(&topology, name), control(name, node));
+        let machines: Vec<_> = spec.nodes.iter().map(machine).collect();
+        let of_links = topology.interfaces.iter().filter_map(|interface| Address::new(spec, interface));
+        let addresses = of_links.chain(machines.iter().filter_map(|machine| Address::of_control(&machine.machine))).collect();
         Self { machines, addresses, network: (!topology.interfaces.is_empty()).then_some(topology), events: spec.events.clone() }
     }
 
@@ -80,17 +90,22 @@ impl Plan {
 impl Address {
     fn new(spec: &Spec, interface: &Interface) -> Option<Self> {
         let address = spec.nodes.get(&interface.machine)?.interfaces.get(&interface.name)?.ipv4?;
-        // By its Ethernet address, for guests name their interfaces as they like.
-        let command = format!(
-            "for d in /sys/class/net/*; do if [ \"$(cat $d/address)\" = {} ]; then ip address add {address} dev ${{d##*/}} && ip link set ${{d##*/}} up; fi; done",
-            interface.mac
-        );
+        let command = at_interface(&interface.mac.to_string(), &format!("ip address add {address} dev $n && ip link set $n up"));
         Some(Self { interface: interface.to_string(), machine: interface.machine.clone(), command })
+    }
+
+    /// That of the control interface. A guest that asks by DHCP may have it already.
+    fn of_control(machine: &MachineConfig) -> Option<Self> {
+        let command = format!(
+            "ip link set $n up; ip address show dev $n | grep -qF {CONTROL_ADDRESS} || ip address add {CONTROL_ADDRESS}/{CONTROL_PREFIX} dev $n"
+        );
+        let (interface, command) = (format!("{}:{CONTROL}", machine.name), at_interface(machine.control.as_ref()?, &command));
+        Some(Self { interface, machine: machine.name.clone(), command })
     }
 }
 
 impl MachinePlan {
-    fn new(name: &str, node: &spec::Node, nets: Vec<Net>) -> Self {
+    fn new(name: &str, node: &spec::Node, nets: Vec<Net>, control: Option<String>) -> Self {
         let accel = match node.accel {
             spec::Accel::Auto if node.deterministic => Accel::Tcg,
             spec::Accel::Auto => Accel::auto(),
@@ -114,6 +129,7 @@ impl MachinePlan {
             clock_ahead_ms: node.clock.map_or(0, |clock| clock.0),
             disks: disks.len() as u32,
             nets,
+            control,
         };
         Self { machine, disks }
     }

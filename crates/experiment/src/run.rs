@@ -4,9 +4,10 @@ use crate::{
     Body, Error, Host, Result,
     body::Blueprint,
     coordinate::{self, Apart, Manner, Moment, Parts, Tentative},
+    forwards::{Forward, Forwards},
     machine_body::Return,
     plan::{self, Plan},
-    spec::{Action, Endpoint, Spec},
+    spec::{Action, Endpoint, Port, Spec},
 };
 use fermata_checkpoint::Saved;
 use fermata_linux::clock::{Stopwatch, monotonic, wall_ns};
@@ -39,6 +40,7 @@ pub struct Run {
     /// Held from the beginning of a checkpoint to its end: there is one at a time.
     checkpointing: Mutex<Past>,
     state: Mutex<State>,
+    forwards: Mutex<Forwards>,
 }
 
 /// What the last checkpoint taught.
@@ -120,12 +122,16 @@ pub struct Arrival {
 }
 
 impl Run {
-    /// Boots the machines of an experiment.
+    /// Boots the machines of an experiment. Ports of this host that it is to have must be free.
     pub fn boot(host: Arc<Host>, spec: &Spec, name: &str, progress: &mut dyn FnMut(&str, Progress)) -> Result<Self> {
+        let mut forwards = Forwards::of(spec, true);
+        // Nobody waits for a boot that will be of no use.
+        forwards.check()?;
         let (body, parts) = Body::boot(&host, &Plan::new(spec), progress)?;
+        forwards.open(&body)?;
         body.resume()?;
         let standing = Standing { branch: name.to_owned(), head: None, machines: body.identities() };
-        let run = Self::new(host, spec, name, State::new(body, parts, standing))?;
+        let run = Self::new(host, spec, name, State::new(body, parts, standing), forwards)?;
         run.catch_up();
         Ok(run)
     }
@@ -138,15 +144,18 @@ impl Run {
         }
     }
 
-    /// A run that begins where somebody arrived.
-    pub fn begin(host: Arc<Host>, spec: &Spec, name: &str, arrival: Arrival) -> Result<Self> {
+    /// A run that begins where somebody arrived. Beside another run of the experiment it gets any free ports of this host, for those that the specification
+    /// names are the other one's.
+    pub fn begin(host: Arc<Host>, spec: &Spec, name: &str, arrival: Arrival, beside: bool) -> Result<Self> {
         let Arrival { body, parts, standing, .. } = arrival;
-        let run = Self::new(host, spec, name, State::new(body, parts, standing))?;
+        let mut forwards = Forwards::of(spec, !beside);
+        forwards.follow(&body);
+        let run = Self::new(host, spec, name, State::new(body, parts, standing), forwards)?;
         run.catch_up();
         Ok(run)
     }
 
-    fn new(host: Arc<Host>, spec: &Spec, name: &str, state: State) -> Result<Self> {
+    fn new(host: Arc<Host>, spec: &Spec, name: &str, state: State, forwards: Forwards) -> Result<Self> {
         let json = serde_json::to_value(spec).map_err(|error| Error::Refused(format!("the specification cannot be kept: {error}")))?;
         Ok(Self {
             name: name.to_owned(),
@@ -155,6 +164,7 @@ impl Run {
             experiment: spec.name.clone(),
             checkpointing: Mutex::default(),
             state: Mutex::new(state),
+            forwards: Mutex::new(forwards),
         })
     }
 
@@ -171,6 +181,26 @@ impl Run {
     /// Where it stands.
     pub fn standing(&self) -> Standing {
         self.state().standing.clone()
+    }
+
+    /// Ports of its machines that are forwarded from this host.
+    pub fn forwards(&self) -> Vec<Forward> {
+        self.lock_forwards().list(&self.body())
+    }
+
+    /// Forwards one more port of a machine, for as long as the run lives.
+    ///
+    /// # Errors
+    /// There is no such machine, it has no control interface, or the host's port is taken.
+    pub fn forward(&self, machine: &str, port: Port) -> Result<Forward> {
+        let mut forwards = self.lock_forwards();
+        // Whoever takes the run elsewhere moves the ports after that.
+        let body = self.body();
+        forwards.add(&body, machine, port)
+    }
+
+    fn lock_forwards(&self) -> MutexGuard<'_, Forwards> {
+        self.forwards.lock().expect("nobody panics with the lock")
     }
 
     /// Branches that are its own: the one that it grows, and the one that a checkpoint under way is about to move.
@@ -448,6 +478,7 @@ impl Run {
         arrived.moving = state.moving.take();
         let left = std::mem::replace(&mut *state, arrived).body;
         drop(state);
+        self.lock_forwards().follow(&self.body());
         self.catch_up();
         left
     }

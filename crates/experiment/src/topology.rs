@@ -11,7 +11,7 @@ pub fn topology(spec: &Spec) -> Topology {
     let interfaces = mtus.iter().map(|(endpoint, mtu)| Interface {
         machine: endpoint.machine.clone(),
         name: endpoint.interface(),
-        mac: said(spec, endpoint).unwrap_or_else(|| mac(&spec.name, endpoint)),
+        mac: said(spec, endpoint).unwrap_or_else(|| mac(&spec.name, &endpoint.machine, &endpoint.interface())),
         mtu: *mtu,
     });
     let mut topology = Topology { interfaces: interfaces.collect(), ..Topology::default() };
@@ -36,10 +36,10 @@ fn said(spec: &Spec, endpoint: &Endpoint) -> Option<Mac> {
 
 /// The address of an interface for which nobody says one: always the same for the same names, and of the addresses that everybody may give
 /// himself.
-pub(crate) fn mac(experiment: &str, endpoint: &Endpoint) -> Mac {
+pub(crate) fn mac(experiment: &str, machine: &str, interface: &str) -> Mac {
     let mut hasher = blake3::Hasher::new_derive_key("fermata 1 Ethernet address");
     // No name has a zero byte in it.
-    for word in [experiment, &endpoint.machine, &endpoint.interface()] {
+    for word in [experiment, machine, interface] {
         hasher.update(word.as_bytes()).update(&[0]);
     }
     let mut address = [0; 6];

@@ -76,7 +76,7 @@ impl Bench {
     pub fn arrive(&self, name: &str, id: &CheckpointId, record: &Record, how: Journey) -> Run {
         let body = spare(&self.host, id, record, &mut |_, _| {}).expect("a spare machine");
         let arrival = travel(&self.host, body, id, record, name, how).expect("a journey");
-        Run::begin(self.host.clone(), &self.spec, name, arrival).expect("a run")
+        Run::begin(self.host.clone(), &self.spec, name, arrival, true).expect("a run")
     }
 }
 

@@ -128,7 +128,7 @@ impl Keeper {
         let (arrival, warm) = self.arrive(&id, &record, &branch, how, None)?;
         let time_virtual = arrival.time_virtual;
         let took = watch.elapsed();
-        let run = Run::begin(self.host.clone(), &self.spec, FIRST_RUN, arrival)?;
+        let run = Run::begin(self.host.clone(), &self.spec, FIRST_RUN, arrival, false)?;
         self.add(run);
         Ok(Resumed { run: FIRST_RUN.to_owned(), branch, checkpoint: id, time_virtual, took, warm })
     }
@@ -306,7 +306,7 @@ impl Keeper {
         let (arrival, warm) = self.arrive(&id, &record, &name, how, None)?;
         let time_virtual = arrival.time_virtual;
         let took = watch.elapsed();
-        self.keep(Arc::new(Run::begin(self.host.clone(), &self.spec, &name, arrival)?));
+        self.keep(Arc::new(Run::begin(self.host.clone(), &self.spec, &name, arrival, true)?));
         Ok(Resumed { run: name.clone(), branch: name, checkpoint: id, time_virtual, took, warm })
     }
 

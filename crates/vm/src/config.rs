@@ -6,6 +6,7 @@ use fermata_types::MachineId;
 use serde::{Deserialize, Serialize};
 use std::{
     ffi::OsString,
+    net::Ipv4Addr,
     path::{Path, PathBuf},
 };
 
@@ -68,6 +69,9 @@ pub struct MachineConfig {
     /// Its network interfaces. Machines of older checkpoints have none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nets: Vec<Net>,
+    /// The Ethernet address of its control interface, by which people come in from this host. Most machines have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub control: Option<String>,
 }
 
 fn is_right(ahead_ms: &i64) -> bool {
@@ -90,6 +94,17 @@ pub const NETS_MAX: usize = 15;
 /// The place on the PCI bus of network interface 0. The places are fixed: a guest that names its interfaces by them finds the same ones, whatever else
 /// the machine has.
 const NET_SLOT: u32 = 16;
+
+/// QEMU's name for the network behind the control interface.
+pub(crate) const CONTROL: &str = "control";
+/// The place of the control interface on the PCI bus: beside functions of the chipset, behind all others. So a guest that counts its interfaces counts it last.
+const CONTROL_PLACE: &str = "0x1f.6";
+/// The network behind it. No experiment should use these addresses, which are set aside for trials of routers (RFC 2544).
+const CONTROL_NET: &str = "198.18.0.0/24";
+/// The guest's address there. It is given to a guest that asks by DHCP.
+pub const CONTROL_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 15);
+/// Bits of that network's prefix.
+pub const CONTROL_PREFIX: u8 = 24;
 
 /// Virtual nanoseconds an instruction takes in a deterministic machine: 2 to this power.
 pub(crate) const ICOUNT_SHIFT: u32 = 3;
@@ -281,6 +296,12 @@ fn devices(line: &mut Line, config: &MachineConfig, id: &MachineId, place: &Plac
                 net_id(*number)
             ),
         );
+    }
+    if let Some(mac) = &config.control {
+        // Restricted: nothing comes in but through ports that are forwarded, and nothing gets out.
+        line.add("-netdev", format!("user,id={CONTROL},net={CONTROL_NET},dhcpstart={CONTROL_ADDRESS},restrict=on,ipv6=off"));
+        let quiet = "romfile=,guest_announce=off,disable-legacy=on";
+        line.add("-device", format!("virtio-net-pci,id={CONTROL}0,netdev={CONTROL},mac={mac},addr={CONTROL_PLACE},{quiet}"));
     }
 }
 

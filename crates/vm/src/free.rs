@@ -257,6 +257,7 @@ mod tests {
             clock_ahead_ms: 0,
             disks: 0,
             nets: Vec::new(),
+            control: None,
         }
     }
 

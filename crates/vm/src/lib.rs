@@ -39,7 +39,7 @@ mod watch;
 
 pub use agent::{Agent, Begun, Execution, Visit};
 pub use capture::{CaptureMode, CaptureOptions};
-pub use config::{Accel, MachineConfig, NETS_MAX, Net, Place};
+pub use config::{Accel, CONTROL_ADDRESS, CONTROL_PREFIX, MachineConfig, NETS_MAX, Net, Place};
 pub use error::{Error, Result};
 pub use fermata_tracker::{Choice as TrackerChoice, Standing as TrackerStanding};
 pub use free::FreePages;

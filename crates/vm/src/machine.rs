@@ -8,7 +8,7 @@
 use crate::{
     Agent, Error, Result,
     capture::CaptureOptions,
-    config::{Accel, MachineConfig, Place, Start, arguments, net_id},
+    config::{Accel, CONTROL, CONTROL_ADDRESS, MachineConfig, Place, Start, arguments, net_id},
     device_state,
     faults::{Fate, FaultServer, Memory},
     held::{Held, HeldPages},
@@ -25,7 +25,7 @@ use std::{
     env,
     fs::{self, File},
     io::{Read, Write},
-    net::Shutdown,
+    net::{Ipv4Addr, Shutdown},
     ops::Range,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     process::{Command, Stdio},
@@ -45,6 +45,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub const GLANCE: Duration = Duration::from_secs(1);
 /// One that is silent for this long learns nothing of its carrier; a checkpoint may wait for it.
 const CARRIER_PATIENCE: Duration = Duration::from_secs(5);
+/// For an answer about forwarded ports.
+const CONTROL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where the firmware's memory ends: the processor starts just below 4 GiB.
 const FIRMWARE_END: u64 = 1 << 32;
@@ -358,6 +360,33 @@ impl Machine {
         self.monitor.run_within(&qmp::set_link { name: net_id(net), up }, CARRIER_PATIENCE).map(drop)
     }
 
+    /// Forwards a TCP port of this host's own address, 127.0.0.1, to one of the guest's, by the control interface.
+    ///
+    /// # Errors
+    /// The port is taken, or the machine has no control interface.
+    pub fn forward(&self, host: u16, guest: u16) -> Result<()> {
+        self.control("hostfwd_add", format!("{}-{CONTROL_ADDRESS}:{guest}", at(host)))
+    }
+
+    /// Forwards it no more. Connections that came that way go on.
+    ///
+    /// # Errors
+    /// QEMU does not answer.
+    pub fn unforward(&self, host: u16) -> Result<()> {
+        self.control("hostfwd_remove", at(host))
+    }
+
+    /// These commands are for people only: what they say is text, and nothing when all went well.
+    fn control(&self, command: &'static str, what: String) -> Result<()> {
+        let command_line = format!("{command} {CONTROL} {what}");
+        let said = self.monitor.run_within(&qmp::human_monitor_command { command_line, cpu_index: None }, CONTROL_PATIENCE)?;
+        let said = said.trim();
+        match said.is_empty() || said.ends_with("removed") {
+            true => Ok(()),
+            false => Err(Error::Command { machine: self.config.name.clone(), command, message: said.to_owned() }),
+        }
+    }
+
     /// What it does now.
     pub fn status(&self) -> Status {
         self.status_within(PATIENCE)
@@ -601,6 +630,11 @@ fn too_new(error: Error, kind: &str) -> Error {
         }
         error => error,
     }
+}
+
+/// A port of this host, in the words of QEMU's user network.
+fn at(port: u16) -> String {
+    format!("tcp:{}:{port}", Ipv4Addr::LOCALHOST)
 }
 
 fn read_at_most(path: &std::path::Path, bytes: u64) -> std::io::Result<Vec<u8>> {

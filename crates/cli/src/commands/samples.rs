@@ -87,6 +87,7 @@ pub fn machine(name: &str) -> Machine {
         console: "/run/console.sock".into(),
         console_log: "/run/console.log".into(),
         pages_missing: None,
+        ports: vec![],
     }
 }
 

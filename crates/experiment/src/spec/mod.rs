@@ -12,6 +12,7 @@
 //! - `resolve`: ranges, rules between keys, defaults, absolute paths
 //! - `units`: sizes and intervals
 //! - `network`: links, LANs, interfaces and events
+//! - `ports`: ports of machines that are forwarded from this host
 //! - `error`: faults, each with its place
 //! - `file`: a specification with the places of its values still known
 //! - `single`: one machine given on the command line alone
@@ -22,6 +23,7 @@
 mod error;
 mod file;
 mod network;
+mod ports;
 mod raw;
 mod read;
 mod resolve;
@@ -37,6 +39,7 @@ pub use fermata_vm::{CaptureMode, CaptureOptions, FreePages, TrackerChoice};
 pub use error::{Fault, FaultKind, Refusal, SpecError};
 pub use file::SpecFile;
 pub use network::{Action, ClockOffset, Endpoint, Event, Ipv4, Link, NodeInterface, ParseEndpointError, Percent, Rate, Time};
+pub use ports::Port;
 pub use single::SingleOptions;
 pub use units::{ByteSize, Interval, ParseUnitError};
 
@@ -110,6 +113,9 @@ pub struct Node {
     /// What is said of its interfaces, by name (`eth1`). Those that a link connects and that are not here are left to themselves.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub interfaces: BTreeMap<String, NodeInterface>,
+    /// Ports that are forwarded from this host. A machine with any has a control interface.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<Port>,
 }
 
 impl Node {

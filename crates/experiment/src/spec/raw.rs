@@ -7,6 +7,7 @@ use super::{
     Accel, ClockOffset, Format,
     error::Span,
     network::raw::{InterfaceName, RawEvent, RawInterface, RawLink},
+    ports::Port,
     units::{ByteSize, Interval},
 };
 use fermata_vm::{CaptureMode, FreePages, TrackerChoice};
@@ -151,6 +152,9 @@ pub(super) struct RawNode {
     /// Addresses of interfaces that `links` connect.
     #[schemars(with = "Option<BTreeMap<InterfaceName, RawInterface>>")]
     pub interfaces: Option<BTreeMap<Spanned<InterfaceName>, RawInterface>>,
+    /// TCP ports that are reached from this host, by an interface that is no part of the experiment.
+    #[schemars(extend("maxItems" = 64))]
+    pub ports: Option<Spanned<Vec<Spanned<Port>>>>,
 }
 
 /// A disk: an image, or an empty one of a size.
@@ -173,7 +177,8 @@ pub(super) struct RawDisk {
 impl RawNode {
     /// Takes from `defaults` what the machine does not say.
     pub fn or(self, defaults: &Self) -> Self {
-        let Self { image, memory, cpus, disks, kernel, initrd, cmdline, accel, cpu, deterministic, clock, interfaces } = defaults.clone();
+        let Self { image, memory, cpus, disks, kernel, initrd, cmdline, accel, cpu, deterministic, clock, interfaces, ports } =
+            defaults.clone();
         Self {
             image: self.image.or(image),
             memory: self.memory.or(memory),
@@ -187,6 +192,7 @@ impl RawNode {
             deterministic: self.deterministic.or(deterministic),
             clock: self.clock.or(clock),
             interfaces: self.interfaces.or(interfaces),
+            ports: self.ports.or(ports),
         }
     }
 }

@@ -5,6 +5,7 @@ use super::{
     Accel, Format,
     error::{Faults, Span},
     network,
+    ports::Port,
     raw::{Name, RawDisk, RawNode, RawSpec, Spanned},
     units::{ByteSize, Interval, shorten},
     yaml::{Data, Entry, Value},
@@ -68,6 +69,7 @@ fn node(value: Value, faults: &mut Faults) -> Option<RawNode> {
         deterministic: fields.take("deterministic").and_then(|value| boolean(value, faults)),
         clock: fields.take("clock").and_then(|value| network::read::clock(value, faults)),
         interfaces: fields.take("interfaces").and_then(|value| network::read::interfaces(value, faults)),
+        ports: fields.take_entry("ports").and_then(|entry| ports(entry, faults)),
     };
     fields.finish(faults);
     Some(node)
@@ -81,6 +83,15 @@ fn disks(entry: Entry, faults: &mut Faults) -> Option<Spanned<Vec<Spanned<RawDis
     let disks = values.into_iter().filter_map(|value| disk(value, faults)).collect();
     // A fault of the whole list is shown at its key: the list's own first line is only its first disk.
     Some(Spanned { value: disks, span: entry.key_span })
+}
+
+fn ports(entry: Entry, faults: &mut Faults) -> Option<Spanned<Vec<Spanned<Port>>>> {
+    let Data::List(values) = entry.value.data else {
+        expected(&entry.value, "a list of ports such as [22, \"8080:80\"]", faults);
+        return None;
+    };
+    let ports = values.into_iter().filter_map(|value| parsed(value, true, Port::EXPECTED, faults)).collect();
+    Some(Spanned { value: ports, span: entry.key_span })
 }
 
 fn disk(value: Value, faults: &mut Faults) -> Option<Spanned<RawDisk>> {

@@ -4,6 +4,7 @@ use super::{
     Accel, Disk, Node, Spec,
     error::{Fault, FaultKind, Faults, Span},
     network::{NodeInterface, rules},
+    ports::{PORTS_MAX, Taken},
     raw::{Name, RawDisk, RawNode, RawSpec, Spanned},
     units::{ByteSize, shorten},
 };
@@ -83,13 +84,14 @@ pub(super) fn spec(raw: RawSpec, base: Option<&Path>, faults: &mut Faults) -> (S
             return (spec, Vec::new());
         }
     }
-    let mut declared = Vec::new();
+    let (mut declared, mut taken) = (Vec::new(), Taken::default());
     for (name, node) in nodes {
         let node = node.unwrap_or_default();
         resolver.values(&node);
         let node = node.or(&defaults);
         if complete {
             resolver.rules(&name, &node);
+            taken.add(&name, node.ports.as_ref().map_or(&[], |ports| &ports.value), resolver.faults);
         }
         declared.extend(rules::declared(&name, node.interfaces.as_ref(), resolver.faults));
         let name = resolver.name(name);
@@ -146,6 +148,10 @@ impl Resolver<'_> {
         }
         for disk in node.disks.iter().flat_map(|disks| &disks.value) {
             self.disk_rules(disk);
+        }
+        if let Some(ports) = node.ports.as_ref().filter(|ports| ports.value.len() > PORTS_MAX) {
+            let message = format!("`ports`: at most {PORTS_MAX} of a machine, found {}; remove some", ports.value.len());
+            self.faults.invalid(ports.span.clone(), "too many ports", message);
         }
     }
 
@@ -268,6 +274,9 @@ impl Resolver<'_> {
         if let Some(accel) = node.accel.as_ref().filter(|accel| accel.value == Accel::Kvm) {
             offenders.push((&accel.span, "KVM", "only QEMU's translator counts instructions; write `accel: tcg`"));
         }
+        if let Some(ports) = node.ports.as_ref().filter(|ports| !ports.value.is_empty()) {
+            offenders.push((&ports.span, "ports", "what comes from outside comes when it likes; remove them"));
+        }
         for (span, what, why) in offenders {
             let message = format!("`{machine}` is deterministic and cannot have {what}: {why}");
             let fault = Fault::new(FaultKind::Invalid, span.clone(), "not deterministic", message);
@@ -294,6 +303,7 @@ impl Resolver<'_> {
             deterministic: node.deterministic.is_some_and(|flag| flag.value),
             clock: node.clock.map(|clock| clock.value),
             interfaces: interfaces.collect(),
+            ports: node.ports.into_iter().flat_map(|ports| ports.value).map(|port| port.value).collect(),
         }
     }
 

@@ -80,6 +80,7 @@ fn node(image: Option<&Path>, options: SingleOptions, faults: &mut Faults) -> Ra
         deterministic: Some(Spanned::nowhere(options.deterministic)),
         clock: None,
         interfaces: None,
+        ports: None,
     }
 }
 

@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 use serde_json::json;
-use std::fmt::Write;
+use std::{fmt::Write, num::NonZeroU16};
 
 pub(super) fn parse(yaml: &str) -> Result<Spec, SpecError> {
     Spec::from_yaml(yaml, Path::new("machine.yaml"), Path::new("/lab"))
@@ -173,7 +173,7 @@ fn unknown_and_repeated_keys() {
     refused(&m1("disks:\n- {image: x, read_only: true}"), "5:18: unknown key `read_only`; did you mean `read-only`?");
     refused(
         &m1("image: x\nzzz: 1"),
-        "5:5: unknown key `zzz`; a machine has the keys image, memory, cpus, disks, kernel, initrd, cmdline, accel, cpu, deterministic, clock, interfaces",
+        "5:5: unknown key `zzz`; a machine has the keys image, memory, cpus, disks, kernel, initrd, cmdline, accel, cpu, deterministic, clock, interfaces, ports",
     );
     refused(
         "name: a\nversion: 2\nnodes: {m1: {image: x}}",
@@ -581,8 +581,10 @@ fn spec() -> impl Strategy<Value = Spec> {
         (1_u64..1 << 32).prop_map(|pages| Disk { image: None, size: Some(ByteSize(pages << 12)), format: None, read_only: false });
     let disks = prop::collection::vec(prop_oneof![image_disk, empty_disk], 0..4);
     let direct = prop::option::of((path(), prop::option::of(path()), prop::option::of("[ -~é]{0,40}")));
-    let node = (prop::option::of(path()), 8_u64..1 << 21, 1_u32..=64, disks, direct, "[a-z]{0,5}", any::<bool>());
-    let node = node.prop_map(|(image, leaves, cpus, disks, direct, cpu, deterministic)| {
+    let port = any::<NonZeroU16>().prop_map(|guest| Port { guest, host: None });
+    let ports = prop::collection::vec(port, 0..4);
+    let node = (prop::option::of(path()), 8_u64..1 << 21, 1_u32..=64, disks, direct, "[a-z]{0,5}", ports, any::<bool>());
+    let node = node.prop_map(|(image, leaves, cpus, disks, direct, cpu, ports, deterministic)| {
         let (kernel, initrd, cmdline) = direct.map_or((None, None, None), |(kernel, initrd, cmdline)| (Some(kernel), initrd, cmdline));
         let (image, kernel, deterministic) = match (deterministic && kernel.is_some(), image, disks.is_empty(), kernel) {
             (true, _, _, kernel) => (None, kernel, true),
@@ -602,6 +604,7 @@ fn spec() -> impl Strategy<Value = Spec> {
             deterministic,
             clock: None,
             interfaces: BTreeMap::new(),
+            ports: if deterministic { Vec::new() } else { ports },
         }
     });
     let every = prop::option::of((100_u64..86_400_000).prop_map(Duration::from_millis));

@@ -54,6 +54,9 @@ fn commands_run_in_the_guest(cli: &Cli) {
     cli.fails(&["exec", "other:m1", "--", "true"], 255, &["no run \"other\"", "main"]);
     cli.fails(&["exec", "m1", "--", "/no/such/program"], 255, &["/no/such/program"]);
     cli.fails(&["exec", "m1", "-e", "absent", "--", "true"], 255, &["absent", "contract"]);
+    cli.fails(&["forward", "m1", "80"], 1, &["m1 has no control interface", "`ports: [80]`"]);
+    cli.fails(&["ssh", "m1"], 255, &["m1 has no control interface", "`ports: [22]`"]);
+    assert_eq!(cli.json(&["ports"]), Value::Array(vec![]));
 }
 
 /// Two of them. Between them the guest writes to its memory (`/tmp`) and to its disk.

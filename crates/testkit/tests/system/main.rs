@@ -24,4 +24,5 @@ mod randomness;
 mod replicated;
 mod selfcheck;
 mod soak;
+mod ways_in;
 mod working_set;

@@ -270,7 +270,7 @@ impl Wiring<'_> {
             let said = said.get(endpoint);
             let (address, at) = match said.and_then(|said| said.mac.as_ref()) {
                 Some(mac) => (mac.value, &mac.span),
-                None => (mac(&self.spec.name, endpoint), place),
+                None => (mac(&self.spec.name, &endpoint.machine, &endpoint.interface()), place),
             };
             if let Some((other, there)) = macs.insert(address, (endpoint, at)) {
                 let message = format!("`{endpoint}` has the address {address}, and so has `{other}`; change or remove one `mac`");
