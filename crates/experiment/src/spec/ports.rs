@@ -139,18 +139,18 @@ mod tests {
     #[test]
     fn ports_that_cannot_be() {
         let node = |keys: &str| format!("name: x\nnodes:\n  a: {{image: /i, {keys}}}\n");
-        refused(&node("ports: 22"), "3:26: expected a list of ports such as [22, \"8080:80\"], found the number 22");
+        refused(&node("ports: 22"), "3:25: expected a list of ports such as [22, \"8080:80\"], found the number 22");
         for port in
             ["0", "65536", "-1", "+1", "1.5", "ssh", "\"80:\"", "\"80:0\"", "\"1:2:3\"", "\"127.0.0.1:80:80\"", "\"000022\"", "[22]"]
         {
             let error = parse(&node(&format!("ports: [{port}]"))).expect_err(port).to_string();
-            assert!(error.contains("3:27: expected a port from 1 to 65535"), "{error}");
+            assert!(error.contains("3:26: expected a port from 1 to 65535"), "{error}");
         }
         let many: Vec<_> = (1..=65).map(|port| port.to_string()).collect();
-        refused(&node(&format!("ports: [{}]", many.join(", "))), "3:19: `ports`: at most 64 of a machine, found 65; remove some");
+        refused(&node(&format!("ports: [{}]", many.join(", "))), "3:18: `ports`: at most 64 of a machine, found 65; remove some");
         refused(
             &node("kernel: k, deterministic: true, ports: [22]").replace("image: /i, ", ""),
-            "3:40: `a` is deterministic and cannot have ports: what comes from outside comes when it likes; remove them",
+            "3:39: `a` is deterministic and cannot have ports: what comes from outside comes when it likes; remove them",
         );
     }
 

@@ -87,7 +87,8 @@ fn disks(entry: Entry, faults: &mut Faults) -> Option<Spanned<Vec<Spanned<RawDis
 
 fn ports(entry: Entry, faults: &mut Faults) -> Option<Spanned<Vec<Spanned<Port>>>> {
     let Data::List(values) = entry.value.data else {
-        expected(&entry.value, "a list of ports such as [22, \"8080:80\"]", faults);
+        let message = format!("expected a list of ports such as [22, \"8080:80\"], found {}", entry.value.found());
+        faults.invalid(entry.value.span, "unexpected", message);
         return None;
     };
     let ports = values.into_iter().filter_map(|value| parsed(value, true, Port::EXPECTED, faults)).collect();
