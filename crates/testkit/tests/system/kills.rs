@@ -118,14 +118,15 @@ impl Kills {
         }
         cli::end(&mut child, SOON).expect("no command hangs because somebody was killed");
         if matches!(victim, Victim::Keeper) {
-            // An errand that is slow to start finds no keeper, and brings the experiment back with a new one.
-            let revived = || {
+            // A journey that found it dead has begun another one.
+            let lives = |pid: &u64| *pid == keeper || machines.contains(pid) || spares.contains(pid);
+            await_that("QEMU dies with its keeper", SOON, || !self.cli.processes().iter().any(lives));
+            let known = || {
                 let experiment = &self.cli.json(&["ls"])[0];
-                string(&experiment["state"]) == "running" && count(&experiment["keeper_pid"]) != keeper
+                string(&experiment["state"]) == "dead" || count(&experiment["keeper_pid"]) != keeper
             };
-            await_that("QEMU dies with its keeper", SOON, || self.cli.processes().is_empty() || revived());
             // It may hold its lock for a moment after its memory, with all its threads, is gone.
-            await_that("it is known to be dead", SOON, || string(&self.cli.json(&["ls"])[0]["state"]) == "dead" || revived());
+            await_that("it is known to be dead", SOON, known);
         }
     }
 
