@@ -22,7 +22,6 @@ mod network;
 mod page_map;
 mod randomness;
 mod replicated;
-mod selfcheck;
 mod soak;
 mod ways_in;
 mod working_set;
