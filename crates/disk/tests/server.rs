@@ -143,6 +143,29 @@ fn nothing_happens_in_a_stopped_ring() {
     assert!(driver.read(DATA, 512) == bench.content[4096..4608]);
 }
 
+/// QEMU starts a ring and then says by what its guest is to be told. What is done in between must not be missed: the guest would wait for ever.
+#[test]
+fn what_is_done_before_the_guest_can_be_told_is_told_later() {
+    let bench = bench(false, None);
+    let mut driver = Driver::connect(&bench.socket);
+    driver.request(IN, 0, &[], &[(DATA, 512)]);
+    let base = driver.stop();
+    driver.settle();
+    while driver.was_told() {}
+    driver.prepare(IN, 8, &[], &[(DATA, 512)]);
+    driver.start_untold(base);
+    assert!(driver.wait(Duration::from_secs(10)).is_some());
+    assert!(!driver.was_told());
+    driver.name_call().unwrap();
+    driver.settle();
+    assert!(driver.was_told());
+    // Once.
+    driver.stop();
+    driver.start(base + 1);
+    driver.settle();
+    assert!(!driver.was_told());
+}
+
 #[test]
 fn every_page_that_the_server_writes_is_reported() {
     let bench = bench(false, None);

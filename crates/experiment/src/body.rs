@@ -141,12 +141,7 @@ impl Body {
         self.machines.iter().flat_map(MachineBody::images).collect()
     }
 
-    /// What each machine does now.
-    pub fn statuses(&self) -> Vec<Status> {
-        side_by_side(&self.machines, |body| body.machine().status())
-    }
-
-    /// The same for whoever does not want to wait for a machine that hangs.
+    /// What each machine does now. Nobody waits long for one that hangs.
     pub fn glance(&self) -> Vec<Status> {
         side_by_side(&self.machines, |body| body.machine().glance())
     }

@@ -531,8 +531,8 @@ fn all_nanoseconds(steps: &BTreeMap<String, Duration>) -> BTreeMap<String, u64> 
 fn in_the_pause(mut times: ClassTimes, steps: &BTreeMap<String, Duration>) -> ClassTimes {
     for (step, took) in steps {
         match step.split_once(' ') {
-            Some((_, "scan")) => times.unchanged += nanoseconds(*took),
-            Some((_, "map")) => times.mapped += nanoseconds(*took),
+            Some((_, fermata_vm::SCAN)) => times.unchanged += nanoseconds(*took),
+            Some((_, fermata_vm::MAP)) => times.mapped += nanoseconds(*took),
             _ => {}
         }
     }

@@ -202,17 +202,17 @@ impl Scene {
     }
 }
 
+/// A network, what its chances come from, how many frames its guests have buffers for, and what happens.
+fn scenario() -> impl Strategy<Value = (fermata_net::Topology, u64, u32, Vec<Event>)> {
+    (topology(), any::<u64>(), prop_oneof![Just(3), Just(1_000_000)], prop::collection::vec(event(), 0..150))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 400, ..ProptestConfig::default() })]
 
     /// No frame is lost, doubled, reordered or late by any sequence of freezing, capturing, restoring and thawing.
     #[test]
-    fn a_network_that_was_captured_goes_on_as_one_that_was_not(
-        topology in topology(),
-        seed in any::<u64>(),
-        buffers in prop_oneof![Just(3), Just(1_000_000)],
-        events in prop::collection::vec(event(), 0..150),
-    ) {
+    fn a_network_that_was_captured_goes_on_as_one_that_was_not((topology, seed, buffers, events) in scenario()) {
         let mut plain = Scene::new(&topology, seed, buffers);
         plain.play(&events);
         let mut captured = Scene { capture: true, ..Scene::new(&topology, seed, buffers) };
@@ -224,12 +224,7 @@ proptest! {
 
     /// Nothing is lost, doubled or reordered when all of it is moved in time, and everything happens by as much later or earlier.
     #[test]
-    fn a_network_that_is_moved_in_time_does_the_same_then(
-        topology in topology(),
-        seed in any::<u64>(),
-        buffers in prop_oneof![Just(3), Just(1_000_000)],
-        events in prop::collection::vec(event(), 0..150),
-    ) {
+    fn a_network_that_is_moved_in_time_does_the_same_then((topology, seed, buffers, events) in scenario()) {
         let mut plain = Scene::new(&topology, seed, buffers);
         plain.play(&events);
         let mut moved = Scene { moves: true, ..Scene::new(&topology, seed, buffers) };

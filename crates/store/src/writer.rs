@@ -145,7 +145,14 @@ impl Writer {
 
     /// Does something that tells pages of a class, and counts its time for it.
     pub fn timed<T>(&mut self, class: Class, work: impl FnOnce(&mut Self) -> T) -> T {
-        self.timed_as(work, |_| Some(class))
+        let Some(clock) = self.clock else { return work(self) };
+        let all = |writer: &Self| writer.times.classes().map(|(_, ns)| ns).sum::<u64>();
+        let (began, before) = (clock(), all(self));
+        let done = work(self);
+        // Less what counted for pages that were put meanwhile.
+        let within = Duration::from_nanos(all(self) - before);
+        self.count_time(class, clock().saturating_sub(began).saturating_sub(within));
+        done
     }
 
     /// What telling each class took so far, ns.
@@ -153,17 +160,8 @@ impl Writer {
         self.times
     }
 
-    fn timed_as<T>(&mut self, work: impl FnOnce(&mut Self) -> T, class: impl FnOnce(&T) -> Option<Class>) -> T {
-        let Some(clock) = self.clock else { return work(self) };
-        let all = |writer: &Self| writer.times.classes().map(|(_, ns)| ns).sum::<u64>();
-        let (began, before) = (clock(), all(self));
-        let done = work(self);
-        if let Some(class) = class(&done) {
-            // Less what counted for classes within.
-            let spent = clock().saturating_sub(began).as_nanos() as u64;
-            *class.time_in(&mut self.times) += spent.saturating_sub(all(self) - before);
-        }
-        done
+    fn count_time(&mut self, class: Class, spent: Duration) {
+        *class.time_in(&mut self.times) += spent.as_nanos() as u64;
     }
 
     /// The store that the checkpoint goes to.
@@ -173,7 +171,11 @@ impl Writer {
 
     /// Puts one page through the sieve.
     pub fn put_page(&mut self, page: &PageBuf) -> Result<(PageName, Class)> {
-        self.timed_as(|writer| writer.sieve(page), |put| put.as_ref().ok().map(|(_, class)| *class))
+        let Some(clock) = self.clock else { return self.sieve(page) };
+        let began = clock();
+        let put = self.sieve(page)?;
+        self.count_time(put.1, clock().saturating_sub(began));
+        Ok(put)
     }
 
     fn sieve(&mut self, page: &PageBuf) -> Result<(PageName, Class)> {

@@ -4,7 +4,7 @@
 
 use fermata_experiment::{Asked, Status};
 use fermata_testkit::{
-    Bench,
+    Bench, Random,
     bench::{await_console, console},
     guests,
     measure::pick,
@@ -35,7 +35,7 @@ struct Seen {
 fn main() {
     let mut report = Report::new("paranoid");
     // Of the choices below; the guests themselves are not the same twice.
-    let mut chance = Chance(0x9e37_79b9_7f4a_7c15);
+    let mut chance = Random::new(0x9e37_79b9_7f4a_7c15);
     let mut all = Seen::default();
     for load in LOADS.iter().take(pick(LOADS.len(), 1)) {
         let mut pages = 0;
@@ -56,7 +56,7 @@ fn main() {
 }
 
 /// Checkpoints of a guest at work, each of them paranoid, and journeys to any of them.
-fn look(load: &str, keys: &str, chance: &mut Chance) -> Seen {
+fn look(load: &str, keys: &str, chance: &mut Random) -> Seen {
     let bench = Bench::new(&(keys.to_owned() + &guests::space("paranoid", load)));
     let keeper = bench.keeper();
     keeper.boot().expect("it boots");
@@ -83,16 +83,4 @@ fn look(load: &str, keys: &str, chance: &mut Chance) -> Seen {
     keeper.down(None).expect("it ends");
     eprintln!("{load}: {} checkpoints, {} journeys, {} pages looked at", seen.checkpoints, seen.journeys, seen.pages);
     seen
-}
-
-/// Numbers as good as random, the same each time (xorshift).
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
 }

@@ -5,6 +5,7 @@
 //! - [`cli`]: the real program in a scratch store, as a user drives it
 //! - [`report`]: what benches print; [`measure`]: what else they share; [`rival`]: stock QEMU beside us
 //! - [`statistics`]: whether two samples are of one distribution; [`lost`]: what guests' clocks lose to checkpoints
+//! - [`random`]: numbers that can be repeated
 //! - [`oracle`]: all of a machine at one instant, copied the plain way
 //!
 //! The system tests are in `tests/`, behind the feature `system`.
@@ -15,6 +16,7 @@ pub mod guests;
 pub mod lost;
 pub mod measure;
 pub mod oracle;
+pub mod random;
 pub mod report;
 pub mod rival;
 pub mod statistics;
@@ -22,3 +24,4 @@ pub mod statistics;
 pub use bench::Bench;
 pub use cli::Cli;
 pub use oracle::Snapshot;
+pub use random::Random;

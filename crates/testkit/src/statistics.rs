@@ -67,21 +67,15 @@ pub fn columns(of: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Random;
 
-    /// Numbers from a seed, evenly spread from 0 to 1 (Marsaglia's xorshift).
-    struct Random(u64);
+    /// Numbers evenly spread from 0 to 1.
+    fn even(random: &mut Random) -> f64 {
+        (random.number() >> 11) as f64 / (1u64 << 53) as f64
+    }
 
-    impl Random {
-        fn even(&mut self) -> f64 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            (self.0 >> 11) as f64 / (1u64 << 53) as f64
-        }
-
-        fn sample(&mut self, count: usize, of: fn(f64) -> f64) -> Vec<f64> {
-            (0..count).map(|_| of(self.even())).collect()
-        }
+    fn sample(random: &mut Random, count: usize, of: fn(f64) -> f64) -> Vec<f64> {
+        (0..count).map(|_| of(even(random))).collect()
     }
 
     fn grid(count: u32, from: f64) -> Vec<f64> {
@@ -114,10 +108,10 @@ mod tests {
 
     #[test]
     fn samples_of_one_distribution_are_told_apart_as_seldom_as_they_should() {
-        let mut random = Random(11);
+        let mut random = Random::new(11);
         for of in [|even: f64| even, |even: f64| -even.ln(), |even: f64| (even * 8.0).floor()] {
             let low = (0..400).filter(|_| {
-                let (a, b) = (random.sample(300, of), random.sample(200, of));
+                let (a, b) = (sample(&mut random, 300, of), sample(&mut random, 200, of));
                 kolmogorov_smirnov(&a, &b).1 < 0.05
             });
             // 20 are expected; with ties fewer.
@@ -128,8 +122,8 @@ mod tests {
 
     #[test]
     fn what_differs_is_told_unless_two_of_a_kind_differ_as_much() {
-        let mut random = Random(7);
-        let mut same = || random.sample(1000, |even| -even.ln());
+        let mut random = Random::new(7);
+        let mut same = || sample(&mut random, 1000, |even| -even.ln());
         let (with, without) = (same(), [same(), same()]);
         assert!(Told::new(&with, [&without[0], &without[1]]).cannot_be_told());
         let slower: Vec<_> = with.iter().map(|value| value * 1.3).collect();

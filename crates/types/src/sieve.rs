@@ -3,6 +3,9 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::ops::AddAssign;
 
+/// The classes by the names that they have in JSON, in the order of the sieve.
+const CLASSES: [&str; 7] = ["unchanged", "free", "zero", "mapped", "on_disk", "known", "new"];
+
 /// Pages by class, in the order in which the sieve asks. The sum is every page of the part.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -36,16 +39,7 @@ fn is_zero(count: &u64) -> bool {
 impl PageCounts {
     /// The classes by the names that they have in JSON, in the order of the sieve.
     pub fn classes(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-        [
-            ("unchanged", self.unchanged),
-            ("free", self.free),
-            ("zero", self.zero),
-            ("mapped", self.mapped),
-            ("on_disk", self.on_disk),
-            ("known", self.known),
-            ("new", self.new),
-        ]
-        .into_iter()
+        CLASSES.into_iter().zip([self.unchanged, self.free, self.zero, self.mapped, self.on_disk, self.known, self.new])
     }
 
     /// Every page counted.
@@ -96,16 +90,7 @@ pub struct ClassTimes {
 impl ClassTimes {
     /// Their classes as [`PageCounts::classes`] has them.
     pub fn classes(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-        [
-            ("unchanged", self.unchanged),
-            ("free", self.free),
-            ("zero", self.zero),
-            ("mapped", self.mapped),
-            ("on_disk", self.on_disk),
-            ("known", self.known),
-            ("new", self.new),
-        ]
-        .into_iter()
+        CLASSES.into_iter().zip([self.unchanged, self.free, self.zero, self.mapped, self.on_disk, self.known, self.new])
     }
 
     /// Whether nobody looked at a clock: an older checkpoint.

@@ -64,6 +64,8 @@ pub struct Ring {
     queue: Queue,
     kick: Option<Arc<File>>,
     call: Option<File>,
+    /// There was something to tell the guest since the ring was started.
+    told: bool,
     enabled: bool,
     running: bool,
     /// The addresses that QEMU sent, in its own memory: descriptors, available ring, used ring.
@@ -77,6 +79,7 @@ impl Ring {
             queue: Queue::new(RING_SIZE_MAX).expect("the size is a power of two within bounds"),
             kick: None,
             call: None,
+            told: false,
             enabled: false,
             running: false,
             addresses: None,
@@ -112,9 +115,13 @@ impl Ring {
         self.queue.set_event_idx(enabled);
     }
 
-    /// Sets the descriptor that tells the guest.
+    /// Sets the descriptor that tells the guest. QEMU starts a ring before it names one, or while it still names one that nobody reads
+    /// (`vhost_virtqueue_start`): so what there was to tell until now is told once more.
     pub fn set_call(&mut self, call: Option<File>) {
         self.call = call;
+        if self.told {
+            self.tell();
+        }
     }
 
     /// Enables the ring, or silences it without stopping it.
@@ -129,6 +136,7 @@ impl Ring {
         // A kick that somebody else has consumed must not leave the worker waiting for ever.
         fcntl_setfl(&kick, fcntl_getfl(&kick)? | OFlags::NONBLOCK)?;
         self.kick = Some(Arc::new(kick));
+        self.told = false;
         match self.locate(ram) {
             Some(()) => self.running = true,
             None => tracing::warn!("a ring does not lie in guest memory: it stays silent until the guest resets the device"),
@@ -286,13 +294,18 @@ impl Ring {
     }
 
     fn notify(&mut self, ram: &GuestRam) -> Result<(), virtio_queue::Error> {
-        if self.queue.needs_notification(ram)?
-            && let Some(mut call) = self.call.as_ref()
-        {
+        if self.queue.needs_notification(ram)? {
+            self.tell();
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self) {
+        self.told = true;
+        if let Some(mut call) = self.call.as_ref() {
             // A full counter has told the guest already.
             let _ = call.write(&1u64.to_ne_bytes());
         }
-        Ok(())
     }
 }
 

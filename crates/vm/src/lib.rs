@@ -46,4 +46,4 @@ pub use free::FreePages;
 pub use known::KnownPages;
 pub use machine::{GLANCE, Machine, Restore, Running, Status, Stopping, qemu_program};
 pub use pager::{Paging, WORKING_SET_MAX};
-pub use part::{DEVICES, FIRMWARE, MachineDetails, MachinePart, OtherWriters, PATIENCE, RAM, ram_pages};
+pub use part::{DEVICES, FIRMWARE, MAP, MachineDetails, MachinePart, OtherWriters, PATIENCE, RAM, SCAN, ram_pages};

@@ -44,6 +44,11 @@ const SURPRISE: usize = 2;
 /// Longest time that all machines of an experiment stand still because one does not answer. An answer takes some milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The step of the pause in which the pages are listed that were written.
+pub const SCAN: &str = "scan";
+/// The step in which those are set aside that still equal blocks.
+pub const MAP: &str = "map";
+
 /// Pages that have been through the sieve.
 pub(crate) type Ahead = BTreeMap<PageNumber, (PageName, Class)>;
 
@@ -255,8 +260,8 @@ impl MachinePart {
     fn note_pages(&mut self, machine: &Machine) -> Result<(Option<HeldPages>, CapturedAside)> {
         // From the list of pages to their being held; somebody may be on the way through since before the machine stopped.
         let _nobody_writes = machine.nobody_writes();
-        let pages = self.timed("scan", Self::left)?;
-        let (pages, aside) = self.timed("map", |part| part.set_aside(pages))?;
+        let pages = self.timed(SCAN, Self::left)?;
+        let (pages, aside) = self.timed(MAP, |part| part.set_aside(pages))?;
         let held = match machine.capture().mode {
             CaptureMode::Cow => true,
             CaptureMode::Auto => self.outrun && machine.capture().can_hold(),

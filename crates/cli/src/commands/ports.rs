@@ -8,7 +8,7 @@ use crate::{
     text,
 };
 use clap::Args;
-use fermata_api::values::{Experiment, ForwardOf};
+use fermata_api::values::{Experiment, ForwardOf, Machine, Run};
 
 /// List the ports of machines that are forwarded from this host
 ///
@@ -33,8 +33,7 @@ impl Ports {
         let ports = match &self.machine {
             Some(wanted) => {
                 let (run, machine) = pick::machine(&experiment, wanted)?;
-                let name = format!("{}:{}", run.name, machine.name);
-                machine.ports.iter().map(|forward| ForwardOf { machine: name.clone(), forward: *forward }).collect()
+                of(run, machine).collect()
             }
             None => all(&experiment),
         };
@@ -44,11 +43,11 @@ impl Ports {
 }
 
 fn all(experiment: &Experiment) -> Vec<ForwardOf> {
-    let machines = experiment.runs.iter().flat_map(|run| run.machines.iter().map(move |machine| (run, machine)));
-    let ports = machines.flat_map(|(run, machine)| {
-        machine.ports.iter().map(move |forward| ForwardOf { machine: format!("{}:{}", run.name, machine.name), forward: *forward })
-    });
-    ports.collect()
+    experiment.runs.iter().flat_map(|run| run.machines.iter().flat_map(move |machine| of(run, machine))).collect()
+}
+
+fn of<'a>(run: &'a Run, machine: &'a Machine) -> impl Iterator<Item = ForwardOf> + 'a {
+    machine.ports.iter().map(|forward| ForwardOf { machine: format!("{}:{}", run.name, machine.name), forward: *forward })
 }
 
 /// A table of ports.

@@ -2,7 +2,7 @@
 
 use fermata_experiment::{Journey, Status};
 use fermata_testkit::{
-    Bench, Snapshot,
+    Bench, Random, Snapshot,
     bench::{await_console, check_file_system, console},
     guests,
 };
@@ -17,18 +17,9 @@ fn under_load(name: &str, more: &str) -> Bench {
     Bench::exact(&guests::tiny(name, "fermata.run=work fermata.disk=rw", &format!("    image: {}\n{more}", disk.display())))
 }
 
-/// Different every time the test runs, and printed, so that a failure can be repeated.
 fn random_pauses(count: usize) -> Vec<Duration> {
-    let seed = fermata_linux::random::bytes::<8>().expect("randomness");
-    println!("pauses from {seed:?}");
-    let mut state = u64::from_le_bytes(seed) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % 700
-    };
-    (0..count).map(|_| Duration::from_millis(50 + next())).collect()
+    let mut random = Random::anew();
+    (0..count).map(|_| Duration::from_millis(50 + random.below(700))).collect()
 }
 
 #[test]

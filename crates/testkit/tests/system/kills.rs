@@ -5,7 +5,7 @@
 //! one.
 
 use fermata_testkit::{
-    Cli,
+    Cli, Random,
     cli::{self, array, await_that, count, string},
     guests,
 };
@@ -28,29 +28,6 @@ const ERRANDS: [&[&str]; 3] = [&["checkpoint", "-m", "unheard"], &["goto", "main
 const VICTIMS: [Victim; 4] = [Victim::Keeper, Victim::Machine, Victim::CommandLine, Victim::Spare];
 /// Longest time from the beginning of an errand to the kill: most take less.
 const DELAY_MS_MAX: u64 = 150;
-
-/// Numbers from a seed (Marsaglia's xorshift).
-struct Random(u64);
-
-impl Random {
-    fn new() -> Self {
-        let given = env::var("FERMATA_SEED").ok().map(|seed| seed.parse().expect("FERMATA_SEED is a number"));
-        let seed = given.unwrap_or_else(|| u64::from_le_bytes(fermata_linux::random::bytes::<8>().expect("randomness")) | 1);
-        println!("FERMATA_SEED={seed}");
-        Self(seed)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
-
-    fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
-        all[self.below(all.len() as u64) as usize]
-    }
-}
 
 /// An experiment whose guests check themselves.
 struct Kills {
@@ -146,7 +123,7 @@ impl Kills {
 
     fn rounds(&self, few: usize) {
         let rounds = if env::var_os("FERMATA_LONG").is_some() { 100 } else { few };
-        let (mut random, cli) = (Random::new(), &self.cli);
+        let (mut random, cli) = (Random::anew(), &self.cli);
         cli.checkpoint("first");
         cli.checkpoint("second");
         let mut known = self.ids();

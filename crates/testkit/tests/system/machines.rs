@@ -45,7 +45,7 @@ fn signal(pid: u32, name: &str) {
 }
 
 fn statuses(run: &Run) -> Vec<Status> {
-    run.body().statuses()
+    run.body().machines().iter().map(|of| of.machine().status()).collect()
 }
 
 #[test]

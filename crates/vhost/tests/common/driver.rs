@@ -124,7 +124,28 @@ impl Driver {
         self.try_start_at(base, places).unwrap();
     }
 
-    pub fn try_start_at(&mut self, base: u16, [descriptors, available, used]: [u64; 3]) -> vhost::Result<()> {
+    pub fn try_start_at(&mut self, base: u16, places: [u64; 3]) -> vhost::Result<()> {
+        self.try_start_untold_at(base, places)?;
+        self.name_call()
+    }
+
+    /// The same as [`start`](Self::start) up to [`name_call`](Self::name_call), which is what comes last.
+    pub fn start_untold(&mut self, base: u16) {
+        let places = [DESCRIPTORS, AVAILABLE, USED].map(|at| self.of_ring(at));
+        self.try_start_untold_at(base, places).unwrap();
+    }
+
+    /// Says by what the guest is to be told.
+    pub fn name_call(&mut self) -> vhost::Result<()> {
+        self.frontend.set_vring_call(self.ring, &self.rings[self.ring].call)
+    }
+
+    /// Whether the guest was told of something since it was last asked.
+    pub fn was_told(&mut self) -> bool {
+        self.side().call.read().is_ok()
+    }
+
+    fn try_start_untold_at(&mut self, base: u16, [descriptors, available, used]: [u64; 3]) -> vhost::Result<()> {
         let region = |guest: u64, offset: u64| VhostUserMemoryRegionInfo {
             guest_phys_addr: guest,
             memory_size: RAM / 2,
@@ -147,7 +168,6 @@ impl Driver {
         };
         self.frontend.set_vring_addr(ring, &config)?;
         self.frontend.set_vring_kick(ring, &self.rings[ring].kick)?;
-        self.frontend.set_vring_call(ring, &self.rings[ring].call)?;
         self.frontend.set_vring_enable(ring, true)
     }
 
