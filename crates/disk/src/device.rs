@@ -14,6 +14,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 use virtio_bindings::{
     virtio_blk::{
@@ -28,6 +29,8 @@ use vm_memory::{Bytes, GuestAddress};
 
 /// Rings that a disk may have: QEMU takes one for each CPU.
 const RINGS_MAX: usize = 64;
+/// How long the worker may look for the next request: as long as QEMU's own I/O threads (`poll-max-ns`).
+const PATIENCE: Duration = Duration::from_micros(32);
 /// Descriptors in a chain. QEMU allows 1024.
 const DESCRIPTORS_MAX: usize = 1024;
 /// Bytes of one request. Linux asks for 1.3 MiB at most by itself.
@@ -109,6 +112,10 @@ impl BlockBackend {
 }
 
 impl Backend for BlockBackend {
+    fn patience(&self) -> Duration {
+        PATIENCE
+    }
+
     fn features(&self) -> u64 {
         let mut bits = vec![
             VIRTIO_F_VERSION_1,

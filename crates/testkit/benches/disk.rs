@@ -31,7 +31,7 @@ use std::{
     time::Duration,
 };
 
-const ROUNDS: usize = 7;
+const ROUNDS: usize = 8;
 const INTERVAL: Duration = Duration::from_secs(2);
 const DISK_BYTES: u64 = 4 << 30;
 const RAM_BYTES: u64 = 1 << 30;
@@ -75,15 +75,17 @@ fn main() {
 
 fn report(speeds: &BTreeMap<(usize, &str), Vec<f64>>, checkpoints: usize) -> Report {
     let mut report = Report::new("disk");
-    // Rounds are pairs: the ratio of each, and then the median, leaves out what changes from round to round.
-    let ratio = |job, peer, rival| {
+    // Rounds are pairs: the ratio of each, and then the median, leaves out what changes from round to round. The quartiles tell how far to believe it.
+    let ratios = |job, peer, rival| {
         let pairs = speeds[&(job, peer)].iter().zip(&speeds[&(job, rival)]);
-        quantile(&pairs.map(|(ours, theirs)| ours / theirs).collect::<Vec<_>>(), 0.5)
+        let ratios: Vec<_> = pairs.map(|(ours, theirs)| ours / theirs).collect();
+        [0.25, 0.5, 0.75].map(|part| quantile(&ratios, part))
     };
+    let percent = |ratio: f64| (ratio - 1.0) * 100.0;
     let mut all = Vec::new();
     for (job, name) in jobs(0).into_iter().map(|job| job.name).enumerate() {
         for (peer, rival, how) in [("ours", "raw", ""), ("ours", "qcow2", ""), (BUSY, "raw", ", checkpoints")] {
-            let of_rival = ratio(job, peer, rival);
+            let [lower, of_rival, upper] = ratios(job, peer, rival);
             let judged = (peer, rival) == ("ours", "raw");
             if judged {
                 all.push(of_rival);
@@ -92,7 +94,7 @@ fn report(speeds: &BTreeMap<(usize, &str), Vec<f64>>, checkpoints: usize) -> Rep
                 name: format!("{name}{how}"),
                 value: quantile(&speeds[&(job, peer)], 0.5),
                 unit: "MiB/s",
-                rival: format!("{rival} ({:+.0} %)", (of_rival - 1.0) * 100.0),
+                rival: format!("{rival} ({:+.0} %, {:+.0} to {:+.0})", percent(of_rival), percent(lower), percent(upper)),
                 rival_value: Some(quantile(&speeds[&(job, rival)], 0.5)),
                 at_least: if judged { "within 5 % of raw" } else { "reported" }.into(),
                 holds: !judged || of_rival >= 1.0 - SLOWER_MAX,

@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 /// A chain of descriptors that the driver has offered: one request, or the room for one answer.
@@ -29,6 +30,11 @@ pub trait Backend: Send + Sync {
     /// [`Link::offer`].
     fn is_inbound(&self, _ring: usize) -> bool {
         false
+    }
+
+    /// The longest that the worker looks for the next request before it sleeps, which takes a processor for so long.
+    fn patience(&self) -> Duration {
+        Duration::ZERO
     }
 
     /// A device without a request in its hands, for a front end that has just connected.

@@ -16,7 +16,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::{
     fs::File,
     io::{self, Read, Write},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
 };
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::GuestAddress;
@@ -40,6 +40,8 @@ const USED_BYTES: u32 = 8;
 pub enum Next {
     /// Waits for the guest's kick.
     Wait,
+    /// All is done, and the guest was asked not to kick: [`Ring::has_more`] tells of more, and [`Ring::rest`] asks for kicks again.
+    Look,
     /// Comes back soon: there is more.
     Again,
     /// Comes back later: the host has no space for the next request.
@@ -68,6 +70,8 @@ pub struct Ring {
     told: bool,
     enabled: bool,
     running: bool,
+    /// The ring said that there is more.
+    promised: bool,
     /// The addresses that QEMU sent, in its own memory: descriptors, available ring, used ring.
     addresses: Option<[u64; 3]>,
 }
@@ -82,6 +86,7 @@ impl Ring {
             told: false,
             enabled: false,
             running: false,
+            promised: false,
             addresses: None,
         }
     }
@@ -136,7 +141,7 @@ impl Ring {
         // A kick that somebody else has consumed must not leave the worker waiting for ever.
         fcntl_setfl(&kick, fcntl_getfl(&kick)? | OFlags::NONBLOCK)?;
         self.kick = Some(Arc::new(kick));
-        self.told = false;
+        (self.told, self.promised) = (false, false);
         match self.locate(ram) {
             Some(()) => self.running = true,
             None => tracing::warn!("a ring does not lie in guest memory: it stays silent until the guest resets the device"),
@@ -157,7 +162,7 @@ impl Ring {
         let places = [descriptors, available, used].map(|address| ram.guest_address(address));
         let buffers: Vec<_> = places.into_iter().flatten().zip(lengths).collect();
         ram.bring_in(&buffers).ok()?;
-        let used = self.queue.used_idx(ram, std::sync::atomic::Ordering::Acquire).ok()?;
+        let used = self.queue.used_idx(ram, Ordering::Acquire).ok()?;
         self.queue.set_next_used(used.0);
         self.queue.set_ready(true);
         self.queue.is_valid(ram).then_some(())
@@ -194,13 +199,34 @@ impl Ring {
         let _ = kick.read(&mut count);
     }
 
-    /// Serves requests until there are none, `yield_now` says so, or others should have their turn. An error means that the ring is unusable.
-    /// `index` is what the device knows the ring by.
+    /// Serves requests until there are none, `yield_now` says so, or others should have their turn. `index` is what the device knows the ring by.
     pub fn serve(&mut self, index: usize, ram: &GuestRam, device: &mut dyn Device, yield_now: impl Fn() -> bool) -> Next {
         if !self.is_running() {
             return Next::Wait;
         }
-        self.try_serve(index, ram, device, yield_now).unwrap_or_else(|error| {
+        let served = self.try_serve(index, ram, device, yield_now);
+        self.or_give_up(device, served)
+    }
+
+    /// Whether there is a request, by its index.
+    pub fn has_more(&self, ram: &GuestRam) -> bool {
+        // What cannot be read is found to be unusable when it is served.
+        self.is_running() && self.queue.avail_idx(ram, Ordering::Acquire).map_or(true, |next| next.0 != self.queue.next_avail())
+    }
+
+    /// Has the guest kick for the next request. Tells to come back if there is one already.
+    pub fn rest(&mut self, ram: &GuestRam, device: &mut dyn Device) -> Next {
+        if !self.is_running() {
+            return Next::Wait;
+        }
+        let more = self.queue.enable_notification(ram);
+        self.promised |= matches!(more, Ok(true));
+        self.or_give_up(device, more.map(|more| if more { Next::Again } else { Next::Wait }))
+    }
+
+    /// An error means that the ring is unusable.
+    fn or_give_up(&mut self, device: &mut dyn Device, next: Result<Next, virtio_queue::Error>) -> Next {
+        next.unwrap_or_else(|error| {
             self.give_up(device, &error);
             Next::Wait
         })
@@ -218,50 +244,40 @@ impl Ring {
         device: &mut dyn Device,
         yield_now: impl Fn() -> bool,
     ) -> Result<Next, virtio_queue::Error> {
-        let (mut served, mut promised) = (0, false);
-        loop {
-            self.queue.disable_notification(ram)?;
-            let served_before = served;
-            let mut untold = 0;
-            while let Some(chain) = self.queue.iter(ram)?.next() {
-                let head = chain.head_index();
-                let written = match device.handle(index, ram, chain, &yield_now) {
-                    Handled::Done(written) => written,
-                    // It goes back into the ring, where whoever stops the ring finds it not yet taken up. Those behind it wait too.
-                    put_off => {
-                        self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(1));
-                        self.notify(ram)?;
-                        return Ok(if put_off == Handled::Starved { Next::Later } else { Next::Again });
-                    }
-                };
-                self.queue.add_used(ram, head, written)?;
-                served += 1;
-                untold += 1;
-                if served >= BATCH || yield_now() {
+        let (mut served, mut untold) = (0, 0);
+        self.queue.disable_notification(ram)?;
+        while let Some(chain) = self.queue.iter(ram)?.next() {
+            let head = chain.head_index();
+            let written = match device.handle(index, ram, chain, &yield_now) {
+                Handled::Done(written) => written,
+                // It goes back into the ring, where whoever stops the ring finds it not yet taken up. Those behind it wait too.
+                put_off => {
+                    self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(1));
                     self.notify(ram)?;
-                    return Ok(Next::Again);
+                    return Ok(if put_off == Handled::Starved { Next::Later } else { Next::Again });
                 }
-                if untold == NOTIFY_EVERY {
-                    self.notify(ram)?;
-                    untold = 0;
-                }
-            }
-            if untold > 0 {
+            };
+            self.queue.add_used(ram, head, written)?;
+            served += 1;
+            untold += 1;
+            if served >= BATCH || yield_now() {
                 self.notify(ram)?;
-            }
-            if !self.queue.enable_notification(ram)? {
-                return Ok(Next::Wait);
-            }
-            if promised && served == served_before {
-                // The ring said that there is more, and then there was not: its index moves back and forth, or it cannot be read. Going on would never
-                // end.
-                return Err(virtio_queue::Error::InvalidAvailRingIndex);
-            }
-            promised = true;
-            if yield_now() {
                 return Ok(Next::Again);
             }
+            if untold == NOTIFY_EVERY {
+                self.notify(ram)?;
+                untold = 0;
+            }
         }
+        if untold > 0 {
+            self.notify(ram)?;
+        }
+        if std::mem::take(&mut self.promised) && served == 0 {
+            // The ring said that there is more, and then there was not: its index moves back and forth, or it cannot be read. Going on would never
+            // end.
+            return Err(virtio_queue::Error::InvalidAvailRingIndex);
+        }
+        Ok(Next::Look)
     }
 
     /// Has `fill` write into the next buffers that the driver has laid into the ring, and gives them back. `fill` returns how many bytes it wrote; if

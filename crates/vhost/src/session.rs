@@ -11,8 +11,8 @@ use crate::{
     backend::{Backend, Chain, Device},
     guest::{Entry, GuestRam, Tracking},
     ring::{Next, Offer, RING_SIZE_MAX, Ring},
+    spin::Spin,
 };
-use fermata_linux::clock::Stopwatch;
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     io::Errno,
@@ -43,9 +43,6 @@ use vhost::{
 const LOG_ALL: u64 = 1 << 26;
 /// Between two attempts at a request for which the host has no space.
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
-/// The longest that a worker looks for the next request before it sleeps, and the first; QEMU's own numbers.
-const SPIN_MAX: Duration = Duration::from_micros(32);
-const SPIN_FIRST: Duration = Duration::from_micros(4);
 
 /// How a server fares: how many rings QEMU has started and not stopped, and whether somebody still serves them. Zero rings mean that the guest's requests are
 /// all done and none will be taken up.
@@ -172,7 +169,7 @@ impl Link {
 
     fn serve_all(&self) -> io::Result<()> {
         let mut kicks: Vec<(usize, Arc<File>)> = Vec::new();
-        let mut spin = Spin::default();
+        let mut spin = Spin::new(self.backend.patience());
         let mut next = vec![Next::Wait; self.backend.rings()];
         while !self.closing.load(Ordering::Acquire) {
             let time = match () {
@@ -180,10 +177,7 @@ impl Link {
                 () if next.contains(&Next::Later) => Some(BETWEEN_TRIES),
                 () => None,
             };
-            let (woken, kicked) = match time {
-                None => spin.wait(&self.wake, &kicks)?,
-                time => poll_for(&self.wake, &kicks, time)?,
-            };
+            let (woken, kicked) = poll_for(&self.wake, &kicks, time)?;
             if woken {
                 Ring::take_kick(&self.wake);
                 let state = self.lock();
@@ -192,6 +186,9 @@ impl Link {
                 kicks.iter().for_each(|(i, _)| next[*i] = Next::Again);
             }
             kicked.iter().for_each(|i| next[*i] = Next::Again);
+            if next.iter().any(|next| *next != Next::Wait) {
+                spin.found();
+            }
             let mut served = woken && self.bring_in();
             for (i, next) in next.iter_mut().enumerate().filter(|(_, next)| **next != Next::Wait) {
                 *next = self.serve(i);
@@ -200,8 +197,30 @@ impl Link {
             if served {
                 self.backend.served();
             }
+            self.look(&mut next, &mut spin);
         }
         Ok(())
+    }
+
+    /// Looks for more in the rings whose guest was asked not to kick, then has it kick again.
+    fn look(&self, next: &mut [Next], spin: &mut Spin) {
+        if next.contains(&Next::Again) {
+            // They are all looked after in the next round.
+            return;
+        }
+        spin.idle();
+        while spin.goes_on() && self.waiting.load(Ordering::Acquire) == 0 {
+            let State { rings, ram, .. } = &*self.lock();
+            for (_, next) in rings.iter().zip(&mut *next).filter(|(ring, next)| **next == Next::Look && ring.has_more(ram)) {
+                *next = Next::Again;
+            }
+            if next.contains(&Next::Again) {
+                return;
+            }
+        }
+        for (i, next) in next.iter_mut().enumerate().filter(|(_, next)| **next == Next::Look) {
+            *next = self.rest(i);
+        }
     }
 
     /// Brings in what somebody waits for. True if that is there now.
@@ -229,6 +248,12 @@ impl Link {
         rings[ring].serve(ring, ram, &mut **device, || self.waiting.load(Ordering::Acquire) > 0)
     }
 
+    /// Has the guest kick for the next request of a ring.
+    pub(crate) fn rest(&self, ring: usize) -> Next {
+        let State { rings, ram, device } = &mut *self.take_turn();
+        rings[ring].rest(ram, &mut **device)
+    }
+
     /// Has `fill` write into the next buffers that the driver has laid into an inbound ring. It returns how many bytes it wrote, or buffers that it
     /// would have to wait for: [`Backend::served`] is called when they are there.
     pub fn offer(&self, ring: usize, fill: impl FnOnce(&GuestRam, Chain<'_>) -> std::result::Result<u32, Absent>) -> Offer {
@@ -242,35 +267,6 @@ impl Link {
             self.wake();
         }
         offer
-    }
-}
-
-/// How long the worker looks for the next kick before it sleeps: to sleep and to be woken takes longer than many a guest takes to its next request. As in
-/// QEMU's own threads (`util/aio-posix.c`, `adjust_polling_time`), the time grows while kicks come within [`SPIN_MAX`], and is none when they do not.
-#[derive(Default)]
-struct Spin(Duration);
-
-impl Spin {
-    /// Waits for a wake-up or a kick. Takes the kicks, and says whose they were.
-    fn wait(&mut self, wake: &File, kicks: &[(usize, Arc<File>)]) -> io::Result<(bool, Vec<usize>)> {
-        let waited = Stopwatch::start();
-        let come = loop {
-            let patience = if waited.elapsed() < self.0 { Some(Duration::ZERO) } else { None };
-            let (woken, kicked) = poll_for(wake, kicks, patience)?;
-            if woken || !kicked.is_empty() || patience.is_none() {
-                break (woken, kicked);
-            }
-        };
-        self.adjust(waited.elapsed());
-        Ok(come)
-    }
-
-    fn adjust(&mut self, waited: Duration) {
-        if waited > SPIN_MAX {
-            self.0 = Duration::ZERO;
-        } else if waited > self.0 {
-            self.0 = (self.0 * 2).clamp(SPIN_FIRST, SPIN_MAX);
-        }
     }
 }
 

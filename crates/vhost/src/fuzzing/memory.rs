@@ -127,7 +127,11 @@ impl Memory {
             for _ in 0..ROUNDS_MAX {
                 let asked = AtomicU64::new(0);
                 let yield_now = || asked.fetch_add(1, Ordering::Relaxed) >= patience;
-                if ring.serve(index, ram, device, yield_now) != Next::Again {
+                let next = match ring.serve(index, ram, device, yield_now) {
+                    Next::Look => ring.rest(ram, device),
+                    next => next,
+                };
+                if next != Next::Again {
                     break;
                 }
             }

@@ -174,6 +174,7 @@ impl Session {
             while theirs.read(&mut replies).is_ok_and(|count| count > 0) {}
             (0..backend.rings().min(4)).for_each(|ring| {
                 link.serve(ring);
+                link.rest(ring);
             });
         }
         link.close();
