@@ -82,6 +82,12 @@ pub trait Part<S: ?Sized>: Send {
         Ok(())
     }
 
+    /// Nothing else is frozen in this step, whose freezing has begun. So what capturing begins with may follow at once: it would only have taken processors
+    /// from others that are yet to stop.
+    fn begin_ahead(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
     /// Stops: from now to `thaw` the part's state does not change. Takes a bounded time, for everybody else stands still meanwhile.
     fn freeze(&mut self) -> Result<(), Failure>;
 

@@ -303,7 +303,9 @@ fn phase<S>(
         let mut begun = Vec::with_capacity(group.len());
         for (delay, index) in group {
             wait_until(&watch, *delay);
-            begun.push(parts[*index].begin(phase));
+            let part = &mut parts[*index];
+            let ahead = phase == Phase::Freeze && group.len() == 1;
+            begun.push(part.begin(phase).and_then(|()| if ahead { part.begin_ahead() } else { Ok(()) }));
         }
         for ((_, index), begun) in group.iter().zip(begun) {
             let part = &mut parts[*index];

@@ -100,6 +100,8 @@ pub struct MachinePart {
     before: Status,
     /// What it was asked in this phase.
     asked: Option<Asked>,
+    /// Its device state was asked for ahead of its capture.
+    saving: Option<Saving>,
     /// It did not answer in this pause.
     silent: bool,
     /// Where its clock stood when it was captured.
@@ -136,6 +138,7 @@ impl MachinePart {
             taken: PageSet::new(),
             before: Status::Paused,
             asked: None,
+            saving: None,
             silent: false,
             time: None,
             stood: None,
@@ -246,7 +249,10 @@ impl MachinePart {
     /// We look after the pages while QEMU writes the device state. Saving devices does not write to guest memory, so neither waits for the other.
     fn begin_capture(&mut self) -> Result<()> {
         let machine = self.machine.clone();
-        let asked = machine.begin_device_state().inspect_err(|_| self.silent = true)?;
+        let asked = match self.saving.take() {
+            Some(asked) => asked,
+            None => machine.begin_device_state().inspect_err(|_| self.silent = true)?,
+        };
         match self.note_pages(&machine) {
             Ok((held, aside)) => self.asked = Some(Asked::Save(asked, held, aside)),
             Err(error) => {
@@ -276,6 +282,9 @@ impl MachinePart {
 
     /// Only what ran goes on. One that was silent is told to go on when it comes to itself; nobody waits for that.
     fn begin_thaw(&mut self) -> Result<()> {
+        if let Some(asked) = self.saving.take() {
+            self.machine.forget_device_state(asked);
+        }
         if std::mem::replace(&mut self.before, Status::Paused) != Status::Running {
             self.machine.hold(false);
             return Ok(());
@@ -361,6 +370,12 @@ impl Part<Writer> for MachinePart {
             Phase::Capture => self.begin_capture()?,
             Phase::Thaw => self.begin_thaw()?,
         }
+        Ok(())
+    }
+
+    fn begin_ahead(&mut self) -> Result<(), Failure> {
+        // QEMU does it when it has stopped.
+        self.saving = Some(self.machine.begin_device_state().inspect_err(|_| self.silent = true)?);
         Ok(())
     }
 
