@@ -299,12 +299,12 @@ fn phase<S>(
     let watch = Stopwatch::start();
     let mut failures = Vec::new();
     let together = if manner.in_turn { 1 } else { order.len().max(1) };
+    let ahead = phase == Phase::Freeze && order.len() == 1;
     for group in order.chunks(together) {
         let mut begun = Vec::with_capacity(group.len());
         for (delay, index) in group {
             wait_until(&watch, *delay);
             let part = &mut parts[*index];
-            let ahead = phase == Phase::Freeze && group.len() == 1;
             begun.push(part.begin(phase).and_then(|()| if ahead { part.begin_ahead() } else { Ok(()) }));
         }
         for ((_, index), begun) in group.iter().zip(begun) {

@@ -114,8 +114,8 @@ impl Driver {
 
     /// What QEMU does at `cont`.
     pub fn start(&mut self, base: u16) {
-        let places = [DESCRIPTORS, AVAILABLE, USED].map(|at| self.of_ring(at));
-        self.try_start_at(base, places).unwrap();
+        self.start_untold(base);
+        self.name_call().unwrap();
     }
 
     /// Stops the ring, and starts it with its descriptors, its available and its used ring in other places.
