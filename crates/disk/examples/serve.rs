@@ -3,9 +3,9 @@
 //! Writes go to an overlay in the temporary directory and are gone at the end. It ends when its standard input does; each line of input prints the counters,
 //! the rings that are running and the guest pages written since the last line.
 
-use fermata_disk::{Disk, DiskOptions, Golden, Pages, Server, ServerOptions};
+use fermata_disk::{Disk, DiskOptions, EachBlock, Golden, Pages, Server, ServerOptions};
 use fermata_store::Result as StoreResult;
-use fermata_types::{PageBuf, PageName, PageNumber, Root};
+use fermata_types::{PageName, PageNumber, Root};
 use fermata_vhost::DirtyPages;
 use std::{error::Error, io::BufRead as _, path::Path, sync::Arc};
 
@@ -21,7 +21,7 @@ impl Pages for NoPages {
         Ok(())
     }
 
-    fn read(&self, _: Vec<(PageNumber, PageName)>, _: &mut dyn FnMut(PageNumber, &PageBuf) -> bool) -> StoreResult<()> {
+    fn read(&self, _: Vec<(PageNumber, PageName)>, _: EachBlock<'_>) -> StoreResult<()> {
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ pub use ext4::ext4;
 pub use guest::ring;
 pub use protocol::session;
 
-use crate::{Disk, DiskOptions, Golden, Pages};
+use crate::{Disk, DiskOptions, EachBlock, Golden, Pages};
 use fermata_store::Result as StoreResult;
 use fermata_types::{NodeName, PAGE_SIZE, PageBuf, PageName, PageNumber, Root, ZERO_PAGE};
 use std::{path::Path, sync::Arc};
@@ -38,7 +38,7 @@ impl Pages for Thirds {
         Ok(())
     }
 
-    fn read(&self, wanted: Vec<(PageNumber, PageName)>, each: &mut dyn FnMut(PageNumber, &PageBuf) -> bool) -> StoreResult<()> {
+    fn read(&self, wanted: Vec<(PageNumber, PageName)>, each: EachBlock<'_>) -> StoreResult<()> {
         for (block, _) in wanted {
             if !each(block, &page_of(block)) {
                 break;

@@ -2,6 +2,10 @@
 
 use fermata_store::{Class, Result, Store, Writer};
 use fermata_types::{PageBuf, PageName, PageNumber, Root};
+use std::sync::Mutex;
+
+/// Takes one block after the other, from whichever thread has it, and says whether it wants more.
+pub type EachBlock<'a> = &'a mut (dyn FnMut(PageNumber, &PageBuf) -> bool + Send);
 
 /// Where the blocks of earlier checkpoints are read from.
 pub trait Pages: Send + Sync {
@@ -12,7 +16,7 @@ pub trait Pages: Send + Sync {
     fn named(&self, root: &Root, each: &mut dyn FnMut(PageNumber)) -> Result<()>;
 
     /// Reads many blocks, in any order.
-    fn read(&self, wanted: Vec<(PageNumber, PageName)>, each: &mut dyn FnMut(PageNumber, &PageBuf) -> bool) -> Result<()>;
+    fn read(&self, wanted: Vec<(PageNumber, PageName)>, each: EachBlock<'_>) -> Result<()>;
 }
 
 impl Pages for Store {
@@ -27,8 +31,9 @@ impl Pages for Store {
         })
     }
 
-    fn read(&self, wanted: Vec<(PageNumber, PageName)>, each: &mut dyn FnMut(PageNumber, &PageBuf) -> bool) -> Result<()> {
-        self.read_pages(wanted, each)
+    fn read(&self, wanted: Vec<(PageNumber, PageName)>, each: EachBlock<'_>) -> Result<()> {
+        let each = Mutex::new(each);
+        self.read_pages(wanted, &|block, page| each.lock().is_ok_and(|mut each| each(block, page)))
     }
 }
 

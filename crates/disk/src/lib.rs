@@ -43,7 +43,7 @@ pub use device::Counters;
 pub use error::{Error, Result};
 pub use freed::FreeSpace;
 pub use golden::{Format, Golden};
-pub use layers::{Pages, Sink};
+pub use layers::{EachBlock, Pages, Sink};
 pub use overlay::{Disk, DiskOptions, Settled};
 pub use page_map::PageMap;
 pub use part::{DiskDetails, DiskPart, ImageDetails};

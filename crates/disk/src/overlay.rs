@@ -412,12 +412,13 @@ impl Disk {
             None => return Err(Error::transfer("read the store", range.start)(io::Error::other("the page table lost a block"))),
         };
         let within = (range.start % BLOCK) as usize..((range.end - 1) % BLOCK) as usize + 1;
-        let mut result = Err(io::Error::other("the store did not hand out this block"));
+        let mut found = None;
         self.pages.read(vec![(block, name)], &mut |_, page| {
-            result = output.put(&page[within.clone()]);
+            found = Some(*page);
             true
         })?;
-        result.map_err(Error::transfer("read the store", range.start))
+        let page = found.ok_or_else(|| io::Error::other("the store did not hand out this block"));
+        page.and_then(|page| output.put(&page[within])).map_err(Error::transfer("read the store", range.start))
     }
 
     fn write_range(&self, state: &mut State, range: Range<u64>, input: &mut Input<'_>) -> Result<()> {

@@ -1,7 +1,7 @@
-//! Sweeps: many pages, read in the order in which they lie, in large pieces, and ahead of whoever takes them.
+//! Sweeps: many pages, read in the order in which they lie, in large pieces, by as many threads as there are processors.
 //!
-//! What lies together in a pack or a golden image is read at once, across small gaps too: a gap costs less than another read. While the pages of one piece are
-//! decompressed and checked, a second thread reads the next ones.
+//! What lies together in a pack or a golden image is read at once, across small gaps too: a gap costs less than another read. Each thread takes the next
+//! piece, reads it, decompresses and checks its pages, and hands them over.
 
 use crate::{Error, Result, Store, error::Named, hash, index::Location, pack::Frame, store::Inner};
 use fermata_types::{PAGE_SIZE, PageBuf, PageName, PageNumber, ZERO_PAGE};
@@ -9,20 +9,23 @@ use std::{
     io,
     ops::{ControlFlow, Range},
     path::Path,
-    sync::mpsc,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
 };
 
 /// Bytes of a piece, unless one frame alone is larger.
 const PIECE_MAX: u64 = 1 << 20;
 /// Bytes read along in vain to save a read.
 const GAP_MAX: u64 = 64 << 10;
-/// Pieces read ahead.
-const AHEAD: usize = 4;
+/// One thread of a sweep may wait for the disk while another checks what it has, so there are two on a single processor too.
+const HANDS_MIN: usize = 2;
+/// A sweep's threads are as many as processors, and no more than this.
+const HANDS_MAX: usize = 16;
 /// For fewer pages a second thread costs more than it gains.
 const ALONE_MAX: usize = 64;
 
 type Located = (Location, PageNumber, PageName);
-type Each<'a> = dyn FnMut(PageNumber, &PageBuf) -> bool + 'a;
+type Each<'a> = dyn Fn(PageNumber, &PageBuf) -> bool + Sync + 'a;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lies {
@@ -39,9 +42,9 @@ struct Piece {
 }
 
 impl Store {
-    /// Reads many pages in the order in which they lie, and checks each against its name; `each` may end it by returning false. A page wanted under several
-    /// numbers is handed over once for each.
-    pub fn read_pages(&self, wanted: Vec<(PageNumber, PageName)>, each: &mut Each<'_>) -> Result<()> {
+    /// Reads many pages, about in the order in which they lie, and checks each against its name. `each` is called by several threads at once and may end it
+    /// by returning false. A page wanted under several numbers is handed over once for each.
+    pub fn read_pages(&self, wanted: Vec<(PageNumber, PageName)>, each: &Each<'_>) -> Result<()> {
         let mut located = Vec::with_capacity(wanted.len());
         {
             let read = self.0.index.read()?;
@@ -55,41 +58,32 @@ impl Store {
         }
         located.sort_unstable();
         let pieces = pieces(&located);
-        if located.len() <= ALONE_MAX {
+        let next = AtomicUsize::new(0);
+        let work = || {
             let mut buffer = Vec::new();
-            for piece in pieces {
-                let read = self.0.read_piece(&piece, &mut buffer);
-                if self.hand_over(&piece, read.map(|()| &buffer[..]), &located, each)?.is_break() {
-                    break;
+            while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let read = self.0.read_piece(piece, &mut buffer);
+                let handed = self.hand_over(piece, read.map(|()| &buffer[..]), &located, each);
+                if !matches!(handed, Ok(ControlFlow::Continue(()))) {
+                    // The others end with the piece that they have.
+                    next.store(pieces.len(), Ordering::Relaxed);
+                    return handed.map(drop);
                 }
-            }
-            return Ok(());
-        }
-        std::thread::scope(|scope| {
-            let (full, ready) = mpsc::sync_channel(AHEAD);
-            let (empty, used) = mpsc::channel::<Vec<u8>>();
-            let inner = &*self.0;
-            scope.spawn(move || {
-                for piece in pieces {
-                    let mut buffer = used.try_recv().unwrap_or_default();
-                    let read = inner.read_piece(&piece, &mut buffer);
-                    if full.send((piece, read, buffer)).is_err() {
-                        break;
-                    }
-                }
-            });
-            for (piece, read, buffer) in ready {
-                if self.hand_over(&piece, read.map(|()| &buffer[..]), &located, each)?.is_break() {
-                    break;
-                }
-                // Nobody takes it when all is read.
-                let _ = empty.send(buffer);
             }
             Ok(())
+        };
+        if located.len() <= ALONE_MAX {
+            return work();
+        }
+        let hands = thread::available_parallelism().map_or(HANDS_MIN, usize::from).clamp(HANDS_MIN, HANDS_MAX).min(pieces.len());
+        thread::scope(|scope| {
+            let others: Vec<_> = (1..hands).map(|_| scope.spawn(work)).collect();
+            let mine = work();
+            others.into_iter().map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).fold(mine, Result::and)
         })
     }
 
-    fn hand_over(&self, piece: &Piece, bytes: Result<&[u8]>, located: &[Located], each: &mut Each<'_>) -> Result<ControlFlow<()>> {
+    fn hand_over(&self, piece: &Piece, bytes: Result<&[u8]>, located: &[Located], each: &Each<'_>) -> Result<ControlFlow<()>> {
         let mut page = [0; PAGE_SIZE];
         // Not through the cache: a sweep over a whole memory would only throw out what others use.
         let mut last = None;

@@ -14,7 +14,7 @@ use fermata_testkit::{
 use fermata_timeline::Keeper;
 use fermata_types::{CheckpointId, Root};
 use serde_json::{Value, json};
-use std::{fs, path::Path, process::Command, thread, time::Duration};
+use std::{fs, path::Path, process::Command, sync::Mutex, thread, time::Duration};
 
 /// The guest is at its ordinary work after this.
 const WARM_UP: Duration = Duration::from_secs(3);
@@ -147,13 +147,14 @@ fn refill(from: &Store, to: &Store, record: &Record) -> (CheckpointId, Record) {
             };
             from.for_each_page(root, &mut note).expect("a page table");
             for batch in changes.chunks(BATCH) {
-                let mut pages = Vec::with_capacity(batch.len());
+                let pages = Mutex::new(Vec::with_capacity(batch.len()));
                 let wanted = batch.iter().filter_map(|(page, name)| Some((*page, (*name)?))).collect();
-                from.read_pages(wanted, &mut |page, content| {
-                    pages.push((page, *content));
+                from.read_pages(wanted, &|page, content| {
+                    pages.lock().expect("nobody panics with the lock").push((page, *content));
                     true
                 })
                 .expect("pages");
+                let mut pages = pages.into_inner().expect("nobody panics with the lock");
                 pages.sort_unstable_by_key(|(page, _)| *page);
                 pages.iter().for_each(|(_, content)| _ = writer.put_page(content).expect("room in the store"));
             }

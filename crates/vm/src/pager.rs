@@ -13,7 +13,7 @@ use std::{
     io,
     ops::Range,
     sync::{
-        Arc, Mutex, Weak,
+        Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
@@ -273,11 +273,15 @@ impl Shared {
 
     /// False if the machine ended before all was read.
     fn read(&self, wanted: Vec<(PageNumber, fermata_types::PageName)>) -> Result<bool> {
-        let mut failed = None;
-        self.store.read_pages(wanted, &mut |page, content| {
-            failed = self.install_kept(page, content).err();
-            failed.is_none() && self.memory().is_some()
+        let failed = OnceLock::new();
+        self.store.read_pages(wanted, &|page, content| match self.install_kept(page, content) {
+            Ok(()) => self.memory().is_some(),
+            Err(error) => {
+                // Of several the first one says it.
+                let _ = failed.set(error);
+                false
+            }
         })?;
-        failed.map_or_else(|| Ok(self.memory().is_some()), Err)
+        failed.into_inner().map_or_else(|| Ok(self.memory().is_some()), Err)
     }
 }

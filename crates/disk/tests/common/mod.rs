@@ -1,7 +1,7 @@
 //! A store in memory, and images to test with.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use fermata_disk::{Pages, Sink};
+use fermata_disk::{EachBlock, Pages, Sink};
 use fermata_store::{Class, Result};
 use fermata_types::{NodeName, PAGE_SIZE, PageBuf, PageName, PageNumber, Root, ZERO_PAGE};
 use std::{
@@ -66,7 +66,7 @@ impl Pages for Memory {
         Ok(())
     }
 
-    fn read(&self, mut wanted: Vec<(PageNumber, PageName)>, each: &mut dyn FnMut(PageNumber, &PageBuf) -> bool) -> Result<()> {
+    fn read(&self, mut wanted: Vec<(PageNumber, PageName)>, each: EachBlock<'_>) -> Result<()> {
         // In some other order, as a store does.
         wanted.sort_by_key(|(_, name)| *name);
         let pages = self.pages.lock().unwrap();

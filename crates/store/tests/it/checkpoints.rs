@@ -3,7 +3,14 @@
 use crate::common::*;
 use fermata_store::{Class, Error, Store};
 use fermata_types::*;
-use std::{collections::BTreeMap, os::unix::fs::PermissionsExt};
+use std::{
+    collections::BTreeMap,
+    os::unix::fs::PermissionsExt,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 #[test]
 fn what_is_committed_is_read_back_after_reopening() {
@@ -78,28 +85,23 @@ fn many_pages_come_in_the_order_in_which_they_lie_and_can_be_stopped() {
     // Backwards, twice each, and a zero page among them.
     let mut wanted: Vec<_> = (0..50).rev().flat_map(|i| [(i as PageNumber, names[i]), (1000 + i as PageNumber, names[i])]).collect();
     wanted.push((7777, ZERO_PAGE));
-    let mut seen = Vec::new();
+    let seen = Mutex::new(Vec::new());
     store
-        .read_pages(wanted.clone(), &mut |number, content| {
+        .read_pages(wanted.clone(), &|number, content| {
             if number == 7777 {
                 assert_eq!(content, &[0; PAGE_SIZE]);
             } else {
                 let seed = u64::from(number % 1000) + 1;
                 assert_eq!(content, &if seed % 2 == 0 { page(seed) } else { noise(seed) });
-                seen.push(number % 1000);
+                seen.lock().unwrap().push(number % 1000);
             }
             true
         })
         .unwrap();
-    assert_eq!(seen, (0..50).flat_map(|i| [i, i]).collect::<Vec<_>>());
-    let mut count = 0;
-    store
-        .read_pages(wanted, &mut |_, _| {
-            count += 1;
-            count < 10
-        })
-        .unwrap();
-    assert_eq!(count, 10);
+    assert_eq!(seen.into_inner().unwrap(), (0..50).flat_map(|i| [i, i]).collect::<Vec<_>>());
+    let count = AtomicUsize::new(0);
+    store.read_pages(wanted, &|_, _| count.fetch_add(1, Ordering::Relaxed) < 9).unwrap();
+    assert_eq!(count.into_inner(), 10);
 }
 
 #[test]

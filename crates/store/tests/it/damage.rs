@@ -52,7 +52,7 @@ impl Sample {
             note(read(store, name).map(|found| assert_eq!(&found, content, "a wrong page")));
         }
         let wanted = self.pages.iter().zip(0..).map(|((name, _), number)| (number, *name)).collect();
-        note(store.read_pages(wanted, &mut |number, found| {
+        note(store.read_pages(wanted, &|number, found| {
             assert_eq!(found, &self.pages[number as usize].1, "a wrong page");
             true
         }));

@@ -78,13 +78,14 @@ fn blocks_of_an_image_are_never_stored() {
     store.add_image(ID, image.clone(), &mut |_| panic!("nothing to do")).unwrap();
     assert_eq!(image.reads.load(Relaxed), reads, "hashed only once");
     assert_eq!(read(&store, &name).unwrap(), page(999));
-    let mut both = Vec::new();
+    let both = Mutex::new(Vec::new());
     store
-        .read_pages(vec![(1, name), (2, own)], &mut |number, content| {
-            both.push((number, *content));
+        .read_pages(vec![(1, name), (2, own)], &|number, content| {
+            both.lock().unwrap().push((number, *content));
             true
         })
         .unwrap();
+    let mut both = both.into_inner().unwrap();
     both.sort_by_key(|(number, _)| *number);
     assert_eq!(both, [(1, page(999)), (2, page(5000))]);
 }
