@@ -41,6 +41,7 @@ fn main() {
         let mut pages = 0;
         for keys in KEYS {
             let seen = look(load, keys, &mut chance);
+            assert!(seen.pages > 0, "{load}: nothing was looked at");
             pages += seen.pages;
             all.checkpoints += seen.checkpoints;
             all.journeys += seen.journeys;

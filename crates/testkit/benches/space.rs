@@ -1,6 +1,6 @@
 //! How much of a guest's memory checkpoints keep: five workloads, four methods and savevm, as tables 4 to 6 of a paper; and make clean.
 //!
-//! All of it takes about an hour. Arguments name what is to be measured of it: `single`, `periodic`, `overhead`, `freed`; and of
+//! All of it takes about an hour and a half. Arguments name what is to be measured of it: `single`, `periodic`, `overhead`, `freed`; and of
 //! which workloads.
 //!
 //! Needs guests: space
@@ -18,7 +18,7 @@ use fermata_testkit::{
 };
 use fermata_types::{CheckpointId, Composition, PAGE_SIZE, PageCounts, PartKind, Root, Use};
 use fermata_vm::free::free_now;
-use std::{thread, time::Duration};
+use std::{fs, thread, time::Duration};
 
 const MEMORY_MIB: u32 = 1024;
 const BOOT: Duration = Duration::from_secs(300);
@@ -42,6 +42,8 @@ const FULL: Method = Method { name: "full", keys: "full: true\nfree: keep\n", le
 const FULL_LESS: Method = Method { name: "page cache + free", keys: "full: true\n", leaves_out: true };
 const INCREMENTAL: Method = Method { name: "incremental", keys: "free: keep\n", leaves_out: false };
 const COMBINED: Method = Method { name: "incremental + page cache + free", keys: "", leaves_out: true };
+/// Nobody watches what is written: only a checkpoint would find out, by comparing all of it.
+const UNWATCHED: Method = Method { name: "unwatched", keys: "tracker: compare\nfree: keep\n", leaves_out: false };
 const METHODS: [&Method; 4] = [&FULL, &FULL_LESS, &INCREMENTAL, &COMBINED];
 
 /// What a guest does, and what the paper has for it.
@@ -129,7 +131,7 @@ fn singles(loads: &[&Load], report: &mut Report) {
     for (place, limit) in [8.0, 12.0].into_iter().enumerate() {
         shares[place].mark(report, &format!("a single checkpoint, {}", HELP[place]), limit);
     }
-    report.tables.extend([helped, alone]);
+    report.tables.extend([helped, alone].map(averaged));
 }
 
 const HELP: [&str; 2] = ["with the guest's help", "without"];
@@ -281,12 +283,15 @@ fn period(load: &Load, interval: Duration, method: &Method) -> Vec<Taken> {
 fn periods(loads: &[&Load], report: &mut Report) {
     let mut spaces = Table { title: "Table 6: periodic checkpoints, each but the first, on average".into(), rows: Vec::new() };
     let columns = METHODS.iter().flat_map(|method| ["s", "saved MiB", "kept", "written"].map(|what| format!("{}: {what}", method.name)));
-    spaces.rows.push(["load".to_owned(), "checkpoints".to_owned()].into_iter().chain(columns).collect());
+    let rival = ["savevm s", "written MiB", "speed-up"].map(str::to_owned);
+    spaces.rows.push(["load".to_owned(), "checkpoints".to_owned()].into_iter().chain(columns).chain(rival).collect());
     let mut combined = Shares::default();
-    let mut mapping = Vec::new();
+    let (mut mapping, mut pauses) = (Vec::new(), [Vec::new(), Vec::new()]);
     for load in loads {
         let Some(interval) = load.interval else { continue };
         let mut cells = vec![load.name.to_owned(), String::new()];
+        let (savevm, grown) = savevms(load, interval);
+        let mut speed_up = 0.0;
         for method in METHODS {
             let taken = period(load, interval, method);
             let average = |of: fn(&Taken) -> f64| mean(&taken.iter().map(of).collect::<Vec<_>>());
@@ -295,27 +300,53 @@ fn periods(loads: &[&Load], report: &mut Report) {
                 kept: average(|taken| taken.amount.kept),
                 written: average(|taken| taken.amount.written),
             };
-            cells.extend([average(|taken| taken.took.as_secs_f64()), amount.saved, amount.kept, amount.written].map(cell));
-            mapping.extend(taken.iter().filter_map(|taken| taken.record.cost.steps_ns.get("m1 map")).map(|ns| *ns as f64 / 1e6));
+            let took = average(|taken| taken.took.as_secs_f64());
+            cells.extend([took, amount.saved, amount.kept, amount.written].map(cell));
+            if method.leaves_out {
+                mapping.extend(taken.iter().filter_map(|taken| taken.record.cost.steps_ns.get("m1 map")).map(|ns| *ns as f64 / 1e6));
+            }
+            pauses[usize::from(method.leaves_out)].extend(taken.iter().map(|taken| taken.record.cost.pause_ns as f64 / 1e6));
             if method.name == COMBINED.name {
                 combined.add(&amount);
+                speed_up = savevm / took;
                 cells[1] = taken.len().to_string();
             }
         }
+        cells.extend([savevm, grown, speed_up].map(cell));
         spaces.rows.push(cells);
     }
     combined.mark(report, "periodic, combined", 3.0);
     let (median, worst) = (quantile(&mapping, 0.5), quantile(&mapping, 1.0));
-    report.mark("the map's step of the pause, p50", median, "ms", Some(("worst", worst)), ("under 1 ms", median < 1.0));
-    report.tables.push(spaces);
+    report.mark("the map's step of the pause, p50", median, "ms", None, ("under 1 ms", median < 1.0));
+    report.mark("the map's step of the pause, worst", worst, "ms", None, ("under 1 ms", worst < 1.0));
+    let [without, with] = pauses.map(|pauses| quantile(&pauses, 0.5));
+    report.tell("pause with the map and what the guest tells, p50", with, "ms", Some(("without", without)));
+    report.tables.push(averaged(spaces));
 }
 
-/// How much longer the work takes with the page-to-block map than without. No checkpoint is taken. Three guests take turns of
-/// a few seconds, so that what else the host does meets all of them alike; what two of the same kind differ by is what cannot be told
-/// apart.
+/// The rival at the same times: how long it holds the guest, in s, and by how much its file grows, in MiB; each but the first, on average.
+fn savevms(load: &Load, interval: Duration) -> (f64, f64) {
+    let mut rival = stock(load).boot();
+    rival.await_console(&format!("space {} begins", load.name));
+    let (mut took, mut grown) = (Vec::new(), Vec::new());
+    for number in 0..pick(CHECKPOINTS, 3) {
+        thread::sleep(interval);
+        let before = rival.disk_bytes();
+        took.push(rival.savevm(&format!("s{number}")).as_secs_f64());
+        grown.push((rival.disk_bytes() - before) as f64 / MIB);
+        if done(&fs::read_to_string(rival.console()).expect("a console"), load).is_some() {
+            break;
+        }
+    }
+    assert!(took.len() > 1, "{} ended at once", load.name);
+    (mean(&took[1..]), mean(&grown[1..]))
+}
+
+/// How much longer the work takes when it is seen which pages are written, and how much with the page-to-block map besides. No checkpoint is taken. Guests take
+/// turns of a few seconds, so that what else the host does meets all of them alike; what two of the same kind differ by is what cannot be told apart.
 fn overhead(loads: &[&Load], report: &mut Report) {
     let load = loads[0];
-    let guests = [&COMBINED, &INCREMENTAL, &INCREMENTAL].map(|method| {
+    let guests = [&COMBINED, &INCREMENTAL, &INCREMENTAL, &UNWATCHED].map(|method| {
         let guest = boot(load, method);
         guest.1.pause().expect("it stops");
         guest
@@ -328,13 +359,15 @@ fn overhead(loads: &[&Load], report: &mut Report) {
             run.pause().expect("it stops");
         }
     }
-    let [with, without, again] = [0, 1, 2].map(|place: usize| ended(&guests[place].1).expect("it is done") / 1e3);
+    let [with, without, again, unwatched] = [0, 1, 2, 3].map(|place: usize| ended(&guests[place].1).expect("it is done") / 1e3);
     let more = |time: f64| (time / without.min(again) - 1.0) * 100.0;
     let same = more(without.max(again));
     let name = format!("{}: longer with the map", load.name);
     let (more, rival) = (more(with), Some(("two without", same)));
     report.mark(&name, more, "%", rival, ("under 1.5 %, or not distinguishable", more < 1.5 || more < same));
     report.tell(&format!("{}: by the guest's clock", load.name), with, "s", Some(("without", without.min(again))));
+    let tracking = (without.min(again) / unwatched - 1.0) * 100.0;
+    report.tell(&format!("{}: longer when writes are seen", load.name), tracking, "%", Some(("two alike", same)));
 }
 
 /// The default, and with all blocks and pages kept that are free in the guest.
@@ -408,6 +441,18 @@ fn mib(pages: u64) -> f64 {
 
 fn percent(mib: f64) -> f64 {
     mib * 100.0 / f64::from(MEMORY_MIB)
+}
+
+/// With a last row for the average of each column.
+fn averaged(mut table: Table) -> Table {
+    let columns = table.rows[0].len();
+    let average = |column: usize| {
+        let numbers: Vec<f64> = table.rows[1..].iter().filter_map(|row| row[column].parse().ok()).collect();
+        if numbers.is_empty() { String::new() } else { cell(mean(&numbers)) }
+    };
+    let last = std::iter::once("average".to_owned()).chain((1..columns).map(average)).collect();
+    table.rows.push(last);
+    table
 }
 
 fn mean(values: &[f64]) -> f64 {

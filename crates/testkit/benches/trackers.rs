@@ -117,7 +117,7 @@ impl Subject {
             _ => None,
         };
         let base = if noting.is_some() { Choice::Scan } else { choice };
-        base.settle().inspect_err(|error| eprintln!("skipped: {error}")).ok()?;
+        base.settle().inspect_err(|error| fermata_testkit::skipped!("{error}")).ok()?;
         let path = PathBuf::from(format!("/dev/shm/fermata-trackers-{}", std::process::id()));
         let ram = Arc::new(MemoryFile::create(&path, bytes).expect("memory on a tmpfs"));
         let memory = Arc::new(Mapping::new(&*ram, bytes).expect("a mapping"));
@@ -138,7 +138,7 @@ impl Subject {
             (Choice::Compare, _) => Box::new(CompareTracker::new(ram.clone()).expect("a tracker")),
             (_, Some(noting)) => {
                 let guest = FlatGuest::new(&*ram, bytes, 1, noting);
-                let (guest, mut processors) = guest.inspect_err(|error| eprintln!("skipped: no guest under KVM: {error}")).ok()?;
+                let (guest, mut processors) = guest.inspect_err(|error| fermata_testkit::skipped!("no guest under KVM: {error}")).ok()?;
                 let mut processor = processors.pop().expect("it has one");
                 write = Box::new(move |pages| {
                     let list: Vec<_> = pages.iter().map(|page| (u64::from(*page) * PAGE_SIZE as u64, 1)).collect();

@@ -21,6 +21,16 @@ pub mod report;
 pub mod rival;
 pub mod statistics;
 
+/// Says what is not tried on this host, past what holds a test's output back: `./test` repeats it at its end.
+#[macro_export]
+macro_rules! skipped {
+    ($($why:tt)*) => {{
+        use std::io::Write as _;
+        // Nobody needs to hear it.
+        let _ = writeln!(std::io::stderr(), "skipped: {}", format_args!($($why)*));
+    }};
+}
+
 pub use bench::Bench;
 pub use cli::Cli;
 pub use oracle::Snapshot;

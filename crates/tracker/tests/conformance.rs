@@ -11,10 +11,10 @@ use fermata_linux::{
 };
 use fermata_tracker::{Choice, Protector};
 use fermata_types::{PAGE_SIZE, PageNumber, PageSet};
-use rig::Rig;
+use rig::{Rig, skipped};
 use std::{
     collections::HashMap,
-    fs::File,
+    fs::{self, File},
     ops::Range,
     path::Path,
     process::Command,
@@ -89,7 +89,7 @@ fn kvm_notes_only_what_processors_write() {
         let ram = MemoryFile::create(&path, bytes).expect("memory on a tmpfs");
         let (guest, mut processors) = match FlatGuest::new(&ram, bytes, 1, noting) {
             Ok(made) => made,
-            Err(error) => return println!("skipped: no guest under KVM: {error}"),
+            Err(error) => return skipped(format_args!("no guest under KVM: {error}")),
         };
         let device = Mapping::new(&ram, bytes).expect("a mapping");
         processors[0].write(&[(PAGE_SIZE as u64, 1)]).expect("the processor runs");
@@ -338,10 +338,25 @@ fn huge_pages(choice: Choice) {
     let place = tempfile::tempdir().expect("a directory");
     let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "huge=always,size=256m", "tmpfs"]).arg(place.path()).status();
     if !mounted.is_ok_and(|status| status.success()) {
-        println!("skipped: no tmpfs with huge pages can be mounted here");
+        skipped("no tmpfs with huge pages can be mounted here");
         return;
     }
-    let done = thread::scope(|scope| scope.spawn(|| hostile_writers(choice, place.path(), 6)).join());
+    let done = thread::scope(|scope| {
+        let huge = || {
+            let memory = fs::read_to_string("/proc/meminfo").expect("Linux");
+            memory.lines().any(|line| line.strip_prefix("ShmemHugePages:").is_some_and(|pages| !pages.trim_start().starts_with("0 ")))
+        };
+        let writers = scope.spawn(|| hostile_writers(choice, place.path(), 6));
+        let mut seen = false;
+        while !writers.is_finished() {
+            seen |= huge();
+            thread::yield_now();
+        }
+        if !seen {
+            skipped("huge pages: the kernel has none to give");
+        }
+        writers.join()
+    });
     let unmounted = Command::new("umount").arg(place.path()).status();
     assert!(unmounted.is_ok_and(|status| status.success()), "the tmpfs is still in use");
     if let Err(panic) = done {
@@ -352,7 +367,7 @@ fn huge_pages(choice: Choice) {
 /// Pages that a restore brings in are clean, whoever touched them; a write to them is not.
 fn lazy_restore(choice: Choice) {
     if choice == Choice::Compare {
-        println!("skipped: a comparison cannot tell what was brought in from what was written; a restore under it is not lazy");
+        skipped("a comparison cannot tell what was brought in from what was written; a restore under it is not lazy");
         return;
     }
     let Some(mut rig) = Rig::new(choice, Path::new(SHM), PAGES, true) else { return };

@@ -1,7 +1,9 @@
 //! Every way to capture memory gives the same: what comes back is what was, and the guest goes on. 1 to 2 minutes.
 
-use fermata_experiment::{Journey, Status};
+use fermata_experiment::{Journey, Run, Status};
+use fermata_store::Record;
 use fermata_testkit::{Bench, Snapshot, bench::await_console, guests};
+use fermata_types::{CheckpointId, Root};
 use std::time::Duration;
 
 const BOOT: Duration = Duration::from_secs(90);
@@ -15,10 +17,12 @@ fn comes_back(name: &str, keys: &str) {
     let bench = Bench::exact(&(keys.to_owned() + &guests::tiny(name, "fermata.run=work:48:20000:512 fermata.disk=rw", &node)));
     let run = bench.boot();
     await_console(&run.body(), BOOT, |text| text.contains("work second").then_some(()));
-    let mut newest = None;
+    let mut newest: Option<(CheckpointId, Record)> = None;
     for wait in [10, 230, 470] {
         std::thread::sleep(Duration::from_millis(wait));
-        newest = Some(same(&bench, &run));
+        let (id, record) = same(&bench, &run);
+        counted(&bench, newest.as_ref().map(|(_, parent)| parent), &record);
+        newest = Some((id, record));
     }
     let (id, record) = newest.expect("there were some");
     let copy = bench.arrive("copy", &id, &record, RUNNING);
@@ -31,8 +35,24 @@ fn comes_back(name: &str, keys: &str) {
     }
 }
 
+/// Every page is in one class, and pages that differ from the parent's are none of those that are called unchanged.
+fn counted(bench: &Bench, parent: Option<&Record>, record: &Record) {
+    let counts = record.cost.parts["m1"];
+    let table = |record: &Record| record.parts.iter().find(|part| part.name == "m1").and_then(|part| part.tables.values().next().copied());
+    let now = table(record).expect("its memory");
+    assert_eq!(counts.total(), now.pages);
+    let before = parent.and_then(table).unwrap_or(Root::empty(now.pages));
+    let mut differ = 0;
+    let mut count = |_, _, _| {
+        differ += 1;
+        Ok(())
+    };
+    bench.host.store().diff(&before, &now, &mut count).expect("page tables");
+    assert!(differ > 0 && differ <= counts.written(), "{differ} pages differ: {counts:?}");
+}
+
 /// A checkpoint that holds what the machine had.
-fn same(bench: &Bench, run: &fermata_experiment::Run) -> (fermata_types::CheckpointId, fermata_store::Record) {
+fn same(bench: &Bench, run: &Run) -> (CheckpointId, Record) {
     let mut original = None;
     let (id, record) = run
         .checkpoint_observed(None, &mut |body| {

@@ -49,7 +49,7 @@ fn a_store_that_became_read_only_is_told() {
     let good = booted(&cli, "readonly");
     let packs = cli.store().join("packs");
     if !cli.protect(&packs) {
-        eprintln!("skipped: a read-only store, for want of the right to mount");
+        fermata_testkit::skipped!("a read-only store, for want of the right to mount");
         return;
     }
     cli.shell("m1", "head -c 4000000 /dev/urandom > /tmp/more");

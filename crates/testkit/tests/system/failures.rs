@@ -95,14 +95,14 @@ fn no_room_for_memory(cli: &mut Cli) {
     let elsewhere = cli.path().join("run");
     // Where temporary files are on a tmpfs, there is nothing to see.
     if on_tmpfs(cli.path()) {
-        eprintln!("skipped: a run directory that is not on tmpfs, for want of another file system");
+        fermata_testkit::skipped!("a run directory that is not on tmpfs, for want of another file system");
     } else {
         cli.set("FERMATA_RUN_DIR", &elsewhere);
         cli.fails(&["up", "machine.yaml"], 1, &["run/unborn is not on a tmpfs", "FERMATA_RUN_DIR", "/dev/shm"]);
         assert!(!elsewhere.join("unborn").exists(), "it clears up");
     }
     match cli.mount("narrow", "64M") {
-        None => eprintln!("skipped: too little room on the tmpfs, for want of the right to mount one"),
+        None => fermata_testkit::skipped!("too little room on the tmpfs, for want of the right to mount one"),
         Some(narrow) => {
             cli.set("FERMATA_RUN_DIR", &narrow);
             cli.fails(
@@ -136,7 +136,7 @@ fn a_full_disk_fails_a_checkpoint_and_no_guest() {
     let mut cli = Cli::new();
     tiny(&cli, "full");
     let Some(small) = cli.mount("small", "160M") else {
-        eprintln!("skipped: a full disk, for want of the right to mount a small one");
+        fermata_testkit::skipped!("a full disk, for want of the right to mount a small one");
         return;
     };
     cli.set("FERMATA_STORE", small.join("store"));
@@ -185,7 +185,7 @@ fn a_full_disk_at_the_clock_s_checkpoints_is_told() {
     let mut cli = Cli::new();
     tiny(&cli, "clock");
     let Some(small) = cli.mount("small", "160M") else {
-        eprintln!("skipped: a full disk, for want of the right to mount a small one");
+        fermata_testkit::skipped!("a full disk, for want of the right to mount a small one");
         return;
     };
     cli.set("FERMATA_STORE", small.join("store"));
@@ -271,7 +271,7 @@ fn a_fork_for_which_there_is_no_memory_is_refused() {
     let mut cli = Cli::new();
     tiny(&cli, "crowd");
     let Some(narrow) = cli.mount("narrow", "700M") else {
-        eprintln!("skipped: too little room for a fork, for want of the right to mount a tmpfs");
+        fermata_testkit::skipped!("too little room for a fork, for want of the right to mount a tmpfs");
         return;
     };
     let usual = cli.run_root().to_owned();

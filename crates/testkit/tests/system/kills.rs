@@ -23,8 +23,8 @@ enum Victim {
     Spare,
 }
 
-/// What is under way when it happens.
-const ERRANDS: [&[&str]; 3] = [&["checkpoint", "-m", "unheard"], &["goto", "main~1"], &["fork", "--name", "other"]];
+/// What is under way when it happens; and removing a checkpoint that is there for that.
+const ERRANDS: [&[&str]; 5] = [&["checkpoint", "-m", "unheard"], &["goto", "main~1"], &["fork", "--name", "other"], &["gc"], &["verify"]];
 const VICTIMS: [Victim; 4] = [Victim::Keeper, Victim::Machine, Victim::CommandLine, Victim::Spare];
 /// Longest time from the beginning of an errand to the kill: most take less.
 const DELAY_MS_MAX: u64 = 150;
@@ -77,9 +77,11 @@ impl Kills {
         await_that("the guests check themselves", SOON, so);
     }
 
-    /// Starts an errand, kills a victim on the way, and waits until those that die with it are gone.
-    fn kill_on_the_way(&self, victim: Victim, random: &mut Random) {
-        let (errand, delay) = (random.one_of(&ERRANDS), random.below(DELAY_MS_MAX));
+    /// Starts an errand, kills a victim on the way, and waits until those that die with it are gone. Whoever removes nothing else may remove `unwanted`.
+    fn kill_on_the_way(&self, victim: Victim, unwanted: &str, random: &mut Random) {
+        let delay = random.below(DELAY_MS_MAX);
+        let remove = ["rm", unwanted];
+        let errand = ERRANDS.get(random.below(ERRANDS.len() as u64 + 1) as usize).copied().unwrap_or(&remove);
         println!("{victim:?} {delay} ms into {errand:?}");
         let keeper = count(&self.cli.json(&["ls"])[0]["keeper_pid"]);
         let machines = self.machines();
@@ -121,20 +123,30 @@ impl Kills {
         await_that("no process and no directory is left over", SOON, settled);
     }
 
+    /// One more checkpoint that may be removed, and one that may not; and all of which that is true.
+    fn more(&self) -> (String, BTreeSet<String>) {
+        let unwanted = self.cli.checkpoint("unwanted");
+        self.cli.checkpoint("wanted");
+        let mut known = self.ids();
+        known.remove(&unwanted);
+        (unwanted, known)
+    }
+
     fn rounds(&self, few: usize) {
         let rounds = if env::var_os("FERMATA_LONG").is_some() { 100 } else { few };
         let (mut random, cli) = (Random::anew(), &self.cli);
         cli.checkpoint("first");
-        cli.checkpoint("second");
-        let mut known = self.ids();
+        let (mut unwanted, mut known) = self.more();
+        // Where there are few rounds, others get their turn the next time.
+        let first = random.below(VICTIMS.len() as u64) as usize;
         for round in 0..rounds {
             println!("round {round}");
-            // Each gets its turn, however few rounds there are.
-            self.kill_on_the_way(VICTIMS[round % VICTIMS.len()], &mut random);
+            self.kill_on_the_way(VICTIMS[(first + round) % VICTIMS.len()], &unwanted, &mut random);
             let now = self.ids();
             assert!(now.is_superset(&known), "a permanent checkpoint is gone: {known:?} {now:?}");
             let newest = string(&cli.json(&["log"])[0]["id"]).to_owned();
             cli.ok(&["goto", &newest]);
+            cli.ok(&["verify"]);
             for run in array(&cli.json(&["ls"])[0]["runs"]) {
                 if string(&run["name"]) != "main" {
                     cli.ok(&["down", string(&run["name"])]);
@@ -142,8 +154,7 @@ impl Kills {
             }
             self.check_themselves();
             self.nothing_is_left_over();
-            cli.checkpoint("after");
-            known = self.ids();
+            (unwanted, known) = self.more();
         }
         println!("{} checkpoints", known.len());
         for id in &known {

@@ -68,7 +68,7 @@ fn there(run: &Run) -> u64 {
 
 fn comes_back(tracker: &str) {
     if let Err(error) = probe::kvm() {
-        return println!("skipped: /dev/kvm: {error}");
+        return fermata_testkit::skipped!("/dev/kvm: {error}");
     }
     let place = tempfile::tempdir().expect("a directory");
     let kernel = place.path().join("guest");

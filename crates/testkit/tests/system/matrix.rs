@@ -10,6 +10,7 @@ use fermata_testkit::{
     cli::{array, await_that},
     guests,
 };
+use fermata_types::Use;
 use fermata_vm::{Accel, qemu_program};
 use std::{env, path::PathBuf, process::Command, time::Duration};
 
@@ -58,13 +59,13 @@ fn guest(name: &str, kernel: &str, run: &str, more: &str) -> Option<String> {
 fn a_guest_of_every_kind_comes_back_as_it_was() {
     for row in ROWS {
         if translates_wrongly(row[0], row[1]) {
-            eprintln!("skipped: {row:?}, for the translator of QEMU 7 does not run Linux 6.12 reliably");
+            fermata_testkit::skipped!("{row:?}, for the translator of QEMU 7 does not run Linux 6.12 reliably");
             continue;
         }
         let kernel_missing = guest("kernel", row[1], "", "").is_none();
         let qemu = if row[0] == "host" { None } else { Some(newer_qemu()) };
         if kernel_missing || qemu == Some(None) {
-            eprintln!("skipped: {row:?}, for want of what guests/build takes from Debian's backports");
+            fermata_testkit::skipped!("{row:?}, for want of what guests/build takes from Debian's backports");
             continue;
         }
         // The QEMU that is run comes from the environment, which a process does not change for itself.
@@ -101,6 +102,7 @@ fn one_row() {
     // Two machines of 8 GiB need not fit.
     drop(run);
     assert!(original.free.len() > 1000, "{row:?}: {:?}", record.cost.composition);
+    assert_eq!(record.cost.composition["m1"].of(Use::Free), original.free.len(), "{row:?}: {:?}", record.cost.composition);
     let copy = Snapshot::of(&bench.arrive("paused", &id, &record, PAUSED).body());
     let differences = original.differences_beside(&copy, &original.free);
     assert!(differences.is_empty(), "{row:?}: {differences:?}");
@@ -117,7 +119,7 @@ fn one_row() {
 #[test]
 fn a_debian_under_the_newer_qemu() {
     let Some(qemu) = newer_qemu() else {
-        eprintln!("skipped: a Debian under QEMU 10, for want of what guests/build takes from Debian's backports");
+        fermata_testkit::skipped!("a Debian under QEMU 10, for want of what guests/build takes from Debian's backports");
         return;
     };
     let mut cli = Cli::new();
@@ -136,7 +138,7 @@ fn a_debian_under_the_newer_qemu() {
 #[test]
 fn a_newer_qemu_takes_up_checkpoints_of_an_older_one_and_not_the_other_way() {
     let Some(newer) = newer_qemu() else {
-        eprintln!("skipped: from one QEMU to another, for want of what guests/build takes from Debian's backports");
+        fermata_testkit::skipped!("from one QEMU to another, for want of what guests/build takes from Debian's backports");
         return;
     };
     let mut cli = Cli::new();

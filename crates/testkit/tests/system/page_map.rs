@@ -14,8 +14,6 @@ use std::{fs::File, os::unix::fs::FileExt, process::Command, time::Duration};
 const BOOT: Duration = Duration::from_secs(120);
 /// Looks at the content of all that would be taken as known.
 const PARANOID: Asked = Asked { message: None, paranoid: true, when: None, in_turn: false };
-const JOURNEYS: usize = 3;
-const CHECKPOINTS: usize = 10;
 
 /// A disk of a test's own.
 fn disk() -> tempfile::NamedTempFile {
@@ -25,34 +23,63 @@ fn disk() -> tempfile::NamedTempFile {
     disk
 }
 
-/// The guest's disk goes through: a file by O_DIRECT in units of 512 bytes, one through the page cache, which is dropped again and again, one through a
-/// shared mapping; and beside them whole files are copied, and a program is run from the disk.
-fn checked_under_load(name: &str, keys: &str) {
+/// What a guest does with its disk.
+struct Load {
+    /// What its first process runs.
+    runs: &'static str,
+    /// What each of them says when it has checked what it has.
+    says: &'static [&'static str],
+    /// What goes on beside it, and leaves nothing of the agent's open.
+    beside: Option<&'static str>,
+    checkpoints: usize,
+    journeys: usize,
+}
+
+/// A file by O_DIRECT in units of 512 bytes, one through the page cache, which is dropped again and again, one through a shared mapping; and beside them
+/// whole files are copied, and a program is run from the disk.
+const EVERYTHING: Load = Load {
+    runs: "selfcheck:16:8,mapio:8,direct:8",
+    says: &["selfcheck round", "mapio round", "direct round"],
+    beside: Some(
+        "(cp /bin/busybox /disk/busybox; sync; while :; do echo 3 >/proc/sys/vm/drop_caches; /disk/busybox cksum /disk/busybox; \
+         dd if=/dev/vda of=/dev/null bs=1M count=24 iflag=direct; dd if=/dev/urandom of=/disk/more bs=64k count=48; done) \
+         </dev/null >/dev/null 2>&1 &",
+    ),
+    checkpoints: 10,
+    journeys: 3,
+};
+/// Past the page cache into a program's own memory, and from there.
+const DIRECT: Load = Load { runs: "direct:8", says: &["direct round"], beside: None, checkpoints: 4, journeys: 2 };
+/// A file that is mapped, written through the mapping, and read anew.
+const MAPPED: Load = Load { runs: "mapio:8", says: &["mapio round"], ..DIRECT };
+/// Pages that were taken for known and looked at, in all checkpoints together.
+const LOOKED_AT_MIN: u64 = 100;
+
+fn checked_under_load(name: &str, keys: &str, load: &Load) {
     let disk = disk();
     let node = format!("    image: {}\n    cpus: 2\n", disk.path().display());
-    let bench = Bench::new(&(keys.to_owned() + &guests::tiny(name, "fermata.run=selfcheck:16:8,mapio:8 fermata.disk=rw", &node)));
+    let bench = Bench::new(&(keys.to_owned() + &guests::tiny(name, &format!("fermata.run={} fermata.disk=rw", load.runs), &node)));
     let keeper = bench.keeper();
     keeper.boot().expect("it boots");
     let run = keeper.run(None).expect("a run");
-    // In the background, and with nothing of the agent's left open.
-    let beside = "(cp /bin/busybox /disk/busybox; sync; while :; do echo 3 >/proc/sys/vm/drop_caches; /disk/busybox cksum /disk/busybox; \
-                  dd if=/dev/vda of=/dev/null bs=1M count=24 iflag=direct; dd if=/dev/urandom of=/disk/more bs=64k count=48; done) \
-                  </dev/null >/dev/null 2>&1 &";
     let mut taken: Vec<(CheckpointId, Record)> = Vec::new();
-    let both = |text: &str| (text.contains("FAIL") || text.contains("selfcheck round") && text.contains("mapio round")).then_some(());
-    await_console(&run.body(), BOOT, both);
-    let command = ["sh", "-c", beside].map(str::to_owned);
-    let started = run.body().machine().agent().execute(&command, None, BOOT).expect("the guest's agent answers");
-    assert_eq!(started.status, 0);
-    for number in 0..CHECKPOINTS {
+    let checks = |text: &str| (text.contains("FAIL") || load.says.iter().all(|words| text.contains(words))).then_some(());
+    await_console(&run.body(), BOOT, checks);
+    if let Some(beside) = load.beside {
+        let command = ["sh", "-c", beside].map(str::to_owned);
+        let started = run.body().machine().agent().execute(&command, None, BOOT).expect("the guest's agent answers");
+        assert_eq!(started.status, 0);
+    }
+    for number in 0..load.checkpoints {
         std::thread::sleep(Duration::from_millis(300));
         let checkpoint = keeper.checkpoint_as(None, PARANOID, &|| true);
         taken.push(checkpoint.unwrap_or_else(|error| panic!("checkpoint {number}: {error}\n{}", console(&run.body()))));
-        if number % (CHECKPOINTS / JOURNEYS) == CHECKPOINTS / JOURNEYS - 1 {
+        let each = load.checkpoints / load.journeys;
+        if number % each == each - 1 {
             assert!(!console(&run.body()).contains("FAIL"), "{}", console(&run.body()));
             let target = taken[number * 5 % taken.len()].0;
             keeper.goto(&target.to_string(), None, false, false).expect("a journey");
-            await_console(&run.body(), BOOT, both);
+            await_console(&run.body(), BOOT, checks);
         }
     }
     assert!(!console(&run.body()).contains("FAIL"), "{}", console(&run.body()));
@@ -60,6 +87,7 @@ fn checked_under_load(name: &str, keys: &str) {
     let mapped: Vec<_> = taken.iter().map(|(_, record)| record.cost.parts["m1"].mapped).collect();
     println!("{name}: pages known to equal a block: {mapped:?}");
     assert!(mapped.iter().all(|pages| *pages > 0), "{mapped:?}");
+    assert!(mapped.iter().sum::<u64>() > LOOKED_AT_MIN, "{mapped:?}");
     for (_, record) in &taken {
         assert_eq!(record.cost.parts["m1"].total(), 256 << 8, "every page is counted once");
     }
@@ -68,12 +96,22 @@ fn checked_under_load(name: &str, keys: &str) {
 
 #[test]
 fn what_is_known_is_so_under_load() {
-    checked_under_load("known", "");
+    checked_under_load("known", "", &EVERYTHING);
 }
 
 #[test]
 fn what_is_known_is_so_with_write_faults() {
-    checked_under_load("known-faults", "tracker: userfault\n");
+    checked_under_load("known-faults", "tracker: userfault\n", &EVERYTHING);
+}
+
+#[test]
+fn what_is_known_is_so_of_direct_transfers() {
+    checked_under_load("known-direct", "", &DIRECT);
+}
+
+#[test]
+fn what_is_known_is_so_of_a_file_that_is_mapped() {
+    checked_under_load("known-mapped", "", &MAPPED);
 }
 
 /// Somebody changes the golden image so that nothing shows it, and the guest reads what was changed. Names are those of the image as it was, and are not

@@ -8,7 +8,8 @@ use fermata_linux::{
 use fermata_tracker::{Choice, CompareTracker, KvmNotes, KvmTracker, Protector, ScanTracker, Tracker, UserfaultTracker, WriteLog};
 use fermata_types::{PAGE_SIZE, PageNumber, PageSet};
 use std::{
-    io,
+    fmt::Display,
+    io::{self, Write as _},
     ops::Range,
     path::{Path, PathBuf},
     sync::{
@@ -18,6 +19,12 @@ use std::{
     thread::JoinHandle,
     time::Duration,
 };
+
+/// Says what is not tried on this host, past what holds a test's output back.
+pub fn skipped(why: impl Display) {
+    // Nobody needs to hear it.
+    let _ = writeln!(io::stderr(), "skipped: {why}");
+}
 
 /// Somebody whose writes the tracker has to see.
 pub trait Writer: Send {
@@ -80,7 +87,7 @@ impl Rig {
         };
         let base = if noting.is_some() { Choice::Scan } else { choice };
         if let Err(error) = base.settle() {
-            println!("skipped: {error}");
+            skipped(error);
             return None;
         }
         let bytes = u64::from(pages) * PAGE_SIZE as u64;
@@ -113,7 +120,7 @@ impl Rig {
             None => (tracker, (0..3).map(|_| thread()).collect()),
             Some(noting) => {
                 let guest = FlatGuest::new(&*ram, bytes, 2, noting);
-                let (guest, processors) = guest.inspect_err(|error| println!("skipped: no guest under KVM: {error}")).ok()?;
+                let (guest, processors) = guest.inspect_err(|error| skipped(format_args!("no guest under KVM: {error}"))).ok()?;
                 if lazy {
                     userfault.register_alias(guest.memory(), memory.range().start).expect("shared memory");
                 }
