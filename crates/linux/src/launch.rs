@@ -6,11 +6,17 @@ use rustix::net::{
 use std::{
     io::{self, IoSliceMut},
     mem::MaybeUninit,
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    os::{
+        fd::OwnedFd,
+        unix::{net::UnixStream, process::ExitStatusExt as _},
+    },
     process::{Command, ExitStatus},
     sync::{Mutex, OnceLock, mpsc},
     time::Duration,
 };
+
+/// The signal for memory that is mapped and cannot be had, as of a file on a full tmpfs.
+const SIGBUS: i32 = rustix::process::Signal::BUS.as_raw();
 
 /// A running child, and our end of the socket that is its standard input.
 #[derive(Debug)]
@@ -77,6 +83,11 @@ impl Child {
     /// Whether it ended, and how.
     pub fn ended(&self) -> Option<ExitStatus> {
         self.process.lock().expect("nobody panics with the lock").try_wait().ok().flatten()
+    }
+
+    /// Whether it ended because its memory could not be had.
+    pub fn found_no_memory(&self) -> bool {
+        self.ended().is_some_and(|status| status.signal() == Some(SIGBUS))
     }
 
     /// Ends it at once and waits until it is gone.

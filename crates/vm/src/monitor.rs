@@ -268,7 +268,12 @@ impl Monitor {
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        let how = self.child.ended().map_or_else(|| otherwise.to_owned(), |status| format!("ended: {status}"));
+        let mut how = self.child.ended().map_or_else(|| otherwise.to_owned(), |status| format!("ended: {status}"));
+        if self.child.found_no_memory() {
+            // Which lies beside its log. A page gets its room when it is touched.
+            let place = self.log.parent().unwrap_or(&self.log);
+            how += &format!(", as happens when the tmpfs of {} is full; make room there", place.display());
+        }
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let last: Vec<_> = log.lines().rev().take(3).collect();
         Error::Gone { machine: self.machine.clone(), how, log: last.into_iter().rev().collect::<Vec<_>>().join(" / ") }

@@ -283,7 +283,10 @@ fn a_fork_for_which_there_is_no_memory_is_refused() {
     assert_eq!(array(&cli.json(&["ls"])[0]["runs"]).len(), 2, "a fork that fails leaves no run");
     answers(&cli);
     assert_eq!(cli.shell("second:m1", "cat /tmp/kept"), "kept");
-    cli.checkpoint("still possible");
+    // Nor is there room for the way back, beside what it would take the place of.
+    let id = cli.checkpoint("still possible");
+    cli.fails(&["goto", &id], 1, &["no room for the memory of m1", "256 MiB", "narrow", "fermata ls"]);
+    answers(&cli);
     cli.ok(&["down", "second"]);
     cli.ok(&["fork", "--name", "third"]);
     assert_eq!(cli.shell("third:m1", "cat /tmp/kept"), "kept");
@@ -508,4 +511,27 @@ fn a_command_line_that_is_killed_disturbs_no_keeper() {
     for checkpoint in array(&log) {
         cli.ok(&["goto", string(&checkpoint["id"]), "--eager", "--paused"]);
     }
+}
+
+/// Somebody else takes what room there was for memory that a guest has not touched yet.
+#[test]
+fn a_guest_whose_memory_finds_no_room_is_told_and_comes_back() {
+    let mut cli = Cli::new();
+    tiny(&cli, "squeezed");
+    let Some(narrow) = cli.mount("narrow", "700M") else {
+        fermata_testkit::skipped!("memory that finds no room, for want of the right to mount a tmpfs");
+        return;
+    };
+    let usual = cli.run_root().to_owned();
+    cli.set("FERMATA_RUN_DIR", &narrow);
+    let good = booted(&cli, "squeezed");
+    let ballast = fill(&narrow);
+    let _ = cli.run(&["exec", "m1", "--", "sh", "-c", "head -c 100000000 /dev/urandom > /tmp/more"]);
+    await_that("ls says that it is gone", SOON, || cli.machine("main")["state"] == "gone");
+    cli.fails(&["checkpoint"], 1, &["m1", "SIGBUS", "narrow", "is full", "make room there", "fermata goto"]);
+    fs::remove_file(ballast).unwrap();
+    cli.ok(&["goto", &good]);
+    answers(&cli);
+    cli.ok(&["down"]);
+    cli.set("FERMATA_RUN_DIR", usual);
 }
