@@ -2,9 +2,8 @@
 
 use crate::values;
 use fermata_experiment::{Forward, MachineBody, Run, Status, net::Topology};
-use fermata_store::Cost;
 use fermata_timeline::{Change, Entry, Resumed};
-use fermata_types::{CheckpointId, ClassTimes, MachineId, PAGE_SIZE};
+use fermata_types::{CheckpointId, ClassTimes, MachineId, PAGE_SIZE, PageCounts};
 use std::{
     collections::BTreeMap,
     net::{Ipv4Addr, SocketAddrV4},
@@ -39,7 +38,7 @@ pub(crate) fn checkpoint(entry: Entry) -> values::Checkpoint {
         created_ns: record.created_ns,
         created: rfc3339(record.created_ns),
         time_virtual_ns: record.time_virtual_ns,
-        saved_bytes: saved_bytes(&record.cost),
+        saved_bytes: saved_bytes(&record.cost.pages, record.cost.compressed_away()),
         pause_ms: from_ns(record.cost.pause_ns),
         skew: record.cost.skew.map(|skew| values::Skew {
             stop_ms: from_ns(skew.stop_ns),
@@ -51,6 +50,7 @@ pub(crate) fn checkpoint(entry: Entry) -> values::Checkpoint {
         stored_bytes: record.cost.stored_bytes,
         stored_by_part: record.cost.stored_by_part,
         pages: record.cost.pages,
+        bytes_by_class: bytes_by_class(&record.cost.pages),
         pages_by_part: record.cost.parts,
         sieve_ms: sieve_ms(&record.cost.sieve_ns),
         background_ms: record.cost.background_ns.into_iter().map(|(step, ns)| (step, from_ns(ns))).collect(),
@@ -73,9 +73,17 @@ fn network(spec: &serde_json::Value) -> Option<Topology> {
     serde_json::from_value(spec.clone()).ok().map(|spec| fermata_experiment::topology(&spec))
 }
 
-fn saved_bytes(cost: &Cost) -> values::SavedBytes {
-    let bytes = |pages: u64| pages.saturating_mul(PAGE_SIZE as u64);
-    let pages = &cost.pages;
+/// Bytes by class, the classes as in [`PageCounts::classes`].
+fn bytes_by_class(pages: &PageCounts) -> BTreeMap<String, u64> {
+    pages.classes().map(|(class, count)| (class.to_owned(), bytes(count))).collect()
+}
+
+fn bytes(pages: u64) -> u64 {
+    pages.saturating_mul(PAGE_SIZE as u64)
+}
+
+/// What kept pages out of the store.
+pub(crate) fn saved_bytes(pages: &PageCounts, compression: u64) -> values::SavedBytes {
     values::SavedBytes {
         zero: bytes(pages.zero),
         free: bytes(pages.free),
@@ -83,7 +91,7 @@ fn saved_bytes(cost: &Cost) -> values::SavedBytes {
         on_disk: bytes(pages.on_disk),
         within: bytes(pages.within),
         across: bytes(pages.known.saturating_sub(pages.within)),
-        compression: bytes(pages.new).saturating_sub(cost.stored_bytes),
+        compression,
     }
 }
 

@@ -35,6 +35,18 @@ pub fn show(store: &Path, experiment: Option<&str>, checkpoint: &str) -> Result<
     Ok(convert::checkpoint(find(&open(store)?, experiment, checkpoint)?))
 }
 
+/// The newest checkpoint of the branch `main`, or the latest of all where there is no such branch.
+pub fn newest(store: &Path, experiment: &str) -> Result<Checkpoint, Problem> {
+    let entries = history::log(&open(store)?, Some(experiment)).map_err(problem)?;
+    newest_of(&entries, experiment).cloned().map(convert::checkpoint)
+}
+
+fn newest_of<'a>(entries: &'a [Entry], experiment: &str) -> Result<&'a Entry, Problem> {
+    let main = entries.iter().find(|entry| entry.heads.iter().any(|head| head == FIRST_RUN));
+    let latest = || entries.iter().max_by_key(|entry| entry.record.created_ns);
+    main.or_else(latest).ok_or_else(|| Problem::new(format!("there is no checkpoint of {experiment}: `fermata checkpoint` takes one")))
+}
+
 /// The line of checkpoints that leads to one, from the oldest to the newest. Without a name it leads to the newest of the branch
 /// `main`, or to the latest of all where there is no such branch. With `since` it begins behind that checkpoint, which must be on it.
 pub fn line(store: &Path, experiment: &str, to: Option<&str>, since: Option<&str>) -> Result<Vec<Checkpoint>, Problem> {
@@ -42,11 +54,7 @@ pub fn line(store: &Path, experiment: &str, to: Option<&str>, since: Option<&str
     let entries = history::log(&store, Some(experiment)).map_err(problem)?;
     let to = match to {
         Some(name) => find(&store, Some(experiment), name)?.id,
-        None => {
-            let main = entries.iter().find(|entry| entry.heads.iter().any(|head| head == FIRST_RUN));
-            let latest = || entries.iter().max_by_key(|entry| entry.record.created_ns);
-            main.or_else(latest).ok_or_else(|| Problem::new(format!("there is no checkpoint of {experiment}")))?.id
-        }
+        None => newest_of(&entries, experiment)?.id,
     };
     let since = since.map(|name| find(&store, Some(experiment), name)).transpose()?.map(|entry| entry.id);
     let mut entries: HashMap<_, _> = entries.into_iter().map(|entry| (entry.id, entry)).collect();

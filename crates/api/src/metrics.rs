@@ -3,7 +3,10 @@
 //!
 //! Written by hand: all figures are plain values already, and a client library would count them a second time. Counters begin at nothing with each keeper.
 
-use crate::values::{Experiment, ExperimentState, Machine, MachineState, Metric, MetricKind, Run, Sample};
+use crate::{
+    convert::saved_bytes,
+    values::{Experiment, ExperimentState, Machine, MachineState, Metric, MetricKind, Run, Sample},
+};
 use fermata_timeline::{
     Keeper,
     tally::{Histogram, Kind, RunTally, Steps, Tally},
@@ -27,6 +30,7 @@ pub(crate) fn of(experiment: &Experiment, keeper: &Keeper) -> Vec<Metric> {
     metrics.extend(about_journeys(experiment, &tally));
     metrics.extend(about_machines(experiment, &touched));
     metrics.extend(about_checkpoints(experiment, &tally));
+    metrics.extend(about_pages(&experiment.name, &tally));
     metrics
 }
 
@@ -190,29 +194,12 @@ fn about_checkpoints(experiment: &Experiment, tally: &Tally) -> Vec<Metric> {
     let mut steps = Metric::new("pause_step_seconds", Summary, "What the pause was spent on.");
     let mut background =
         Metric::new("background_step_seconds", Summary, "What the work around the pause was spent on, while the guests ran.");
-    let mut pages = Metric::new("pages_total", Counter, "Pages of checkpoints by part and by the sieve that they stuck in.");
-    let mut sieve = Metric::new("sieve_seconds_total", Counter, "What telling each class of pages took, the storing of new ones with it.");
-    let mut duplicates =
-        Metric::new("duplicate_pages_total", Counter, "Known pages: put before in the same checkpoint, or by an earlier one.");
-    for (
-        run,
-        RunTally {
-            failed: failures,
-            pause: pauses,
-            skew: skews,
-            save: saves,
-            steps: pause_steps,
-            background: around,
-            sieve: times,
-            pages: parts,
-            stored_bytes,
-        },
-    ) in &tally.runs
-    {
+    for (run, counted) in &tally.runs {
+        let RunTally { failed: failures, pause: pauses, skew: skews, save: saves, steps: pause_steps, background: around, .. } = counted;
         let of: Labels<'_> = &[("experiment", &experiment.name), ("run", run)];
         taken.add(of, pauses.count() as f64);
         failed.add(of, *failures as f64);
-        stored.add(of, *stored_bytes as f64);
+        stored.add(of, counted.stored_bytes as f64);
         pause.histogram(of, pauses);
         for (of_what, histogram) in ["stop", "resume"].into_iter().zip(skews).filter(|(_, histogram)| histogram.count() > 0) {
             skew.histogram(&[of, &[("of", of_what)]].concat(), histogram);
@@ -220,14 +207,44 @@ fn about_checkpoints(experiment: &Experiment, tally: &Tally) -> Vec<Metric> {
         save.histogram(of, saves);
         add_steps(&mut steps, of, pause_steps);
         add_steps(&mut background, of, around);
+    }
+    vec![taken, failed, stored, pause, skew, save, steps, background]
+}
+
+/// How pages fell through the sieve.
+fn about_pages(experiment: &str, tally: &Tally) -> Vec<Metric> {
+    let counter = |name: &str, help: &str| Metric::new(name, MetricKind::Counter, help);
+    let mut sieve = counter("sieve_seconds_total", "What telling each class of pages took, the storing of new ones with it.");
+    let mut pages = counter("pages_total", "Pages of checkpoints by part and by the sieve that they stuck in.");
+    let mut duplicates = counter("duplicate_pages_total", "Known pages: put before in the same checkpoint, or by an earlier one.");
+    let help = "Known pages of earlier checkpoints by how many checkpoints ago they were stored: from the label's value up to, not with, its double.";
+    // No histogram: it would have to know the sum of all distances, and what is known of each is its power of two.
+    let mut distances = counter("duplicate_distance_pages_total", help);
+    let mut saved = counter("saved_bytes_total", "Bytes of written pages that were not stored, by the sieve that kept them out.");
+    for (run, RunTally { sieve: times, pages: parts, compressed_away, .. }) in &tally.runs {
+        let of: Labels<'_> = &[("experiment", experiment), ("run", run)];
         for (class, ns) in times.classes() {
             sieve.add(&[of, &[("class", class)]].concat(), Duration::from_nanos(ns).as_secs_f64());
         }
+        let mut all = PageCounts::default();
         for (part, counts) in parts {
-            add_pages(&mut pages, &mut duplicates, &[of, &[("part", part)]].concat(), counts);
+            let of = [of, &[("part", part)]].concat();
+            for (class, count) in counts.classes() {
+                pages.add(&[of.as_slice(), &[("class", class)]].concat(), count as f64);
+            }
+            for (of_what, count) in [("same", counts.within), ("earlier", counts.known.saturating_sub(counts.within))] {
+                duplicates.add(&[of.as_slice(), &[("checkpoint", of_what)]].concat(), count as f64);
+            }
+            for (least, count) in counts.distances.iter() {
+                distances.add(&[of.as_slice(), &[("distance", &least.to_string())]].concat(), count as f64);
+            }
+            all += *counts;
+        }
+        for (of_what, bytes) in saved_bytes(&all, *compressed_away).sieves() {
+            saved.add(&[of, &[("sieve", of_what)]].concat(), bytes as f64);
         }
     }
-    vec![taken, failed, stored, pause, skew, save, steps, background, sieve, pages, duplicates]
+    vec![sieve, pages, duplicates, distances, saved]
 }
 
 fn add_steps(metric: &mut Metric, of: Labels<'_>, steps: &Steps) {
@@ -236,15 +253,6 @@ fn add_steps(metric: &mut Metric, of: Labels<'_>, steps: &Steps) {
         let of = [of, &[("part", part), ("step", step)]].concat();
         metric.sample("_sum", &of, total.sum);
         metric.sample("_count", &of, total.count as f64);
-    }
-}
-
-fn add_pages(pages: &mut Metric, duplicates: &mut Metric, of: Labels<'_>, counts: &PageCounts) {
-    for (class, count) in counts.classes() {
-        pages.add(&[of, &[("class", class)]].concat(), count as f64);
-    }
-    for (of_what, count) in [("same", counts.within), ("earlier", counts.known.saturating_sub(counts.within))] {
-        duplicates.add(&[of, &[("checkpoint", of_what)]].concat(), count as f64);
     }
 }
 
@@ -274,6 +282,30 @@ fermata_pause_seconds_sum 1.25
 fermata_pause_seconds_count 6
 ";
         assert_eq!(text(&[metric]), expected);
+    }
+
+    #[test]
+    fn pages_are_told_by_distance_and_by_what_kept_them_out() {
+        let mut tally = Tally::default();
+        let mut ram = PageCounts { zero: 2, known: 5, within: 1, new: 3, ..PageCounts::default() };
+        [1, 4, 5, 7].into_iter().for_each(|distance| ram.distances.add(distance));
+        let disk = PageCounts { zero: 1, on_disk: 8, ..PageCounts::default() };
+        let parts = [("m1".to_owned(), ram), ("m1/disk0".to_owned(), disk)].into();
+        tally.runs.insert("main".to_owned(), RunTally { pages: parts, compressed_away: 77, ..RunTally::default() });
+        let text = text(&about_pages("tryout", &tally));
+        let of = "{experiment=\"tryout\",run=\"main\"";
+        for line in [
+            format!("duplicate_distance_pages_total{of},part=\"m1\",distance=\"1\"}} 1"),
+            format!("duplicate_distance_pages_total{of},part=\"m1\",distance=\"4\"}} 3"),
+            format!("duplicate_pages_total{of},part=\"m1\",checkpoint=\"same\"}} 1"),
+            format!("duplicate_pages_total{of},part=\"m1\",checkpoint=\"earlier\"}} 4"),
+            format!("saved_bytes_total{of},sieve=\"zero\"}} {}", 3 * 4096),
+            format!("saved_bytes_total{of},sieve=\"on_disk\"}} {}", 8 * 4096),
+            format!("saved_bytes_total{of},sieve=\"across\"}} {}", 4 * 4096),
+            format!("saved_bytes_total{of},sieve=\"compression\"}} 77"),
+        ] {
+            assert!(text.contains(&format!("\nfermata_{line}\n")), "{line} is not in\n{text}");
+        }
     }
 
     #[test]

@@ -278,6 +278,7 @@ mod tests {
             stored_by_part: BTreeMap::from([("m1".to_owned(), 1 << 18), ("m1/disk0".to_owned(), 1 << 18)]),
             pages,
             pages_by_part: BTreeMap::from([("m1".to_owned(), machine), ("m1/disk0".to_owned(), disk)]),
+            bytes_by_class: BTreeMap::new(),
             sieve_ms: BTreeMap::from([("new".to_owned(), 7.0), ("free".to_owned(), 0.0)]),
             background_ms: steps(0.0),
             composition: BTreeMap::new(),

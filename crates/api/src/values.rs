@@ -56,6 +56,9 @@ pub struct Checkpoint {
     /// The same for each part by name: pages of RAM and blocks of disks apart.
     #[serde(default)]
     pub pages_by_part: BTreeMap<String, PageCounts>,
+    /// Bytes of the pages of each class, as they were before compression.
+    #[serde(default)]
+    pub bytes_by_class: BTreeMap<String, u64>,
     /// What telling the pages of each class took, by class, the storing of new ones with it. Empty for checkpoints of before it was told.
     #[serde(default)]
     pub sieve_ms: BTreeMap<String, f64>,
@@ -106,6 +109,27 @@ pub struct SavedBytes {
     pub across: u64,
     /// New, and compressed. What else the checkpoint stored (device state, nodes of page tables) is taken off.
     pub compression: u64,
+}
+
+impl SavedBytes {
+    /// The sieves by the names that they have in JSON.
+    pub fn sieves(&self) -> [(&'static str, u64); 7] {
+        let Self { zero, free, mapped, on_disk, within, across, compression } = *self;
+        [
+            ("zero", zero),
+            ("free", free),
+            ("mapped", mapped),
+            ("on_disk", on_disk),
+            ("within", within),
+            ("across", across),
+            ("compression", compression),
+        ]
+    }
+
+    /// All of them together.
+    pub fn total(&self) -> u64 {
+        self.sieves().into_iter().map(|(_, bytes)| bytes).sum()
+    }
 }
 
 /// One part of a checkpoint.

@@ -71,6 +71,7 @@ impl Service for Pretender {
             stored_by_part: Default::default(),
             pages: PageCounts::default(),
             pages_by_part: Default::default(),
+            bytes_by_class: Default::default(),
             sieve_ms: Default::default(),
             background_ms: Default::default(),
             composition: Default::default(),

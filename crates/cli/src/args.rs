@@ -1,6 +1,6 @@
 //! The command line as a whole.
 
-use crate::commands::Command;
+use crate::{commands::Command, complete};
 use clap::{Args, Parser};
 use std::path::PathBuf;
 
@@ -48,7 +48,7 @@ pub struct Global {
     pub store: Option<PathBuf>,
 
     /// The experiment; needed only if several could be meant [default: $FERMATA_EXPERIMENT]
-    #[arg(short, long, global = true, value_name = "NAME", env = "FERMATA_EXPERIMENT", hide_env = true)]
+    #[arg(short, long, global = true, value_name = "NAME", env = "FERMATA_EXPERIMENT", hide_env = true, add = complete::experiments())]
     pub experiment: Option<String>,
 
     /// Show no progress bar

@@ -14,7 +14,7 @@ mod gc;
 mod goto;
 mod keeper;
 mod link;
-mod log;
+pub mod log;
 mod ls;
 mod metrics;
 mod pause;

@@ -2,6 +2,7 @@
 //!
 //! - `args`: the command line as a whole, and options that hold for every command
 //! - `commands`: one file a command: its options, what it asks for, how the answer looks
+//! - `complete`: what the tab key offers
 //! - `pick`: which experiment is meant
 //! - `out`: answers and failures, as text or as JSON
 //! - `progress`: a bar for what takes more than a second
@@ -12,6 +13,7 @@
 
 mod args;
 mod commands;
+mod complete;
 mod draw;
 mod graph;
 mod instant;
@@ -32,6 +34,9 @@ use std::{ffi::OsStr, process::ExitCode};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    if complete::answer() {
+        return ExitCode::SUCCESS;
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(misuse) => return refuse(&misuse),

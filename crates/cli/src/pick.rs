@@ -3,12 +3,13 @@
 use crate::{commands::Context, out::Failure};
 use fermata_api::{
     Client, local,
+    types::CheckpointId,
     values::{Experiment, ExperimentState, Machine, Problem, Run},
 };
 use std::{collections::BTreeSet, path::PathBuf};
 
 /// The run that is meant when nobody is named.
-const FIRST_RUN: &str = "main";
+pub const FIRST_RUN: &str = "main";
 
 /// The experiment that is meant, if it lives: the one named, else the only one that lives.
 pub fn living(context: &Context) -> Result<Experiment, Failure> {
@@ -31,6 +32,8 @@ pub struct Stored {
     pub experiment: String,
     /// It lives.
     pub lives: bool,
+    /// If it does: the newest checkpoint of the run that is meant when nobody names one.
+    pub head: Option<CheckpointId>,
 }
 
 /// The experiment whose checkpoints are meant: the one named, else the only one that lives, else the only one in the store.
@@ -40,19 +43,20 @@ pub fn stored(context: &Context) -> Result<Stored, Failure> {
     let named = context.experiment().map(|name| (name, known.iter().find(|experiment| experiment.name == name)));
     let of = |experiment: &Experiment| {
         let store = context.global.store.clone().unwrap_or_else(|| experiment.store.clone());
-        Stored { store, experiment: experiment.name.clone(), lives: lives(experiment) }
+        let run = experiment.runs.iter().find(|run| run.name == FIRST_RUN).or(experiment.runs.first());
+        Stored { store, experiment: experiment.name.clone(), lives: lives(experiment), head: run.and_then(|run| run.head) }
     };
     match (named, running.as_slice()) {
         (Some((_, Some(experiment))), _) => Ok(of(experiment)),
         (Some((name, None)), _) => {
-            Ok(Stored { store: local::store_path(context.global.store.clone()), experiment: name.to_owned(), lives: false })
+            Ok(Stored { store: local::store_path(context.global.store.clone()), experiment: name.to_owned(), lives: false, head: None })
         }
         (None, [only]) => Ok(of(only)),
         (None, []) => {
             let store = local::store_path(context.global.store.clone());
             let names: BTreeSet<_> = local::log(&store, None)?.into_iter().map(|checkpoint| checkpoint.experiment).collect();
             let experiment = only_one_in(&store.display().to_string(), &names)?;
-            Ok(Stored { store, experiment, lives: false })
+            Ok(Stored { store, experiment, lives: false, head: None })
         }
         (None, several) => Err(which(several).into()),
     }

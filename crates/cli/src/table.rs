@@ -43,16 +43,16 @@ pub enum Set {
 /// Rows under a header.
 #[derive(Debug)]
 pub struct Table {
-    header: Option<Vec<&'static str>>,
+    header: Option<Vec<String>>,
     columns: Vec<Set>,
     rows: Vec<Vec<Cell>>,
 }
 
 impl Table {
     /// A table with these columns.
-    pub fn new(columns: &[(&'static str, Set)]) -> Self {
+    pub fn new(columns: &[(&str, Set)]) -> Self {
         Self {
-            header: Some(columns.iter().map(|column| column.0).collect()),
+            header: Some(columns.iter().map(|column| column.0.to_owned()).collect()),
             columns: columns.iter().map(|column| column.1).collect(),
             rows: vec![],
         }
@@ -77,7 +77,7 @@ impl Table {
 
     /// The table as text, a line a row.
     pub fn render(&self, style: &Style) -> String {
-        let header: Option<Vec<Cell>> = self.header.as_ref().map(|names| names.iter().map(|name| Cell::new(Paint::Dim, *name)).collect());
+        let header: Option<Vec<Cell>> = self.header.as_ref().map(|names| names.iter().map(|name| Cell::new(Paint::Dim, name)).collect());
         let lines: Vec<&Vec<Cell>> = header.iter().chain(&self.rows).collect();
         let mut widths: Vec<usize> = (0..self.columns.len())
             .map(|column| lines.iter().filter_map(|cells| cells.get(column)).map(|cell| width(&cell.text)).max().unwrap_or(0))

@@ -60,6 +60,14 @@ pub fn several(number: u64, one: &str) -> String {
     format!("{} {one}{}", count(number), if number == 1 { "" } else { "s" })
 }
 
+/// A class of numbers from a power of two up to, but not with, the next: `1`, `4 to 7`.
+pub fn power_of_two(least: u32) -> String {
+    match least {
+        1 => "1".to_owned(),
+        least => format!("{} to {}", count(least.into()), count(u64::from(least) * 2 - 1)),
+    }
+}
+
 /// A share: `98.7 %`.
 pub fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {

@@ -136,6 +136,32 @@ fn schema_and_completions() {
     assert!(String::from_utf8_lossy(&place.run(&["completions", "bash"]).stdout).contains("complete"));
 }
 
+/// With the script, as bash divides lines. Without store and keeper there are no names, and no errors.
+#[test]
+fn the_tab_key_in_bash() {
+    let place = Place::new();
+    let program = Path::new(env!("CARGO_BIN_EXE_fermata"));
+    let path = format!("{}:{}", program.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let script =
+        "source <(fermata completions bash); COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); _fermata; printf '%s\\n' \"${COMPREPLY[@]}\"";
+    for (line, expected) in [
+        ("fermata chec", "checkpoint"),
+        ("fermata log --gr", "--graph"),
+        ("fermata link --discipline co", "codel"),
+        ("fermata link --discipline = co", "codel"),
+        ("fermata link a : e", ""),
+        ("fermata show --store /nowhere m", ""),
+        ("fermata nonsense --nonsense n", ""),
+    ] {
+        let mut command = Command::new("bash");
+        command.args(["--norc", "-c", script, "bash"]).args(line.split(' ')).env("PATH", &path);
+        command.env("FERMATA_RUN_DIR", place.path().join("run")).env("FERMATA_STORE", place.path().join("store"));
+        let output = command.env_remove("FERMATA_EXPERIMENT").stdin(Stdio::null()).output().unwrap();
+        let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        assert_eq!([said[0].trim(), said[1].as_str()], [expected, ""], "{line}");
+    }
+}
+
 #[test]
 fn the_doctor_examines() {
     let place = Place::new();
@@ -145,10 +171,26 @@ fn the_doctor_examines() {
     assert_eq!(output.status.code(), Some(i32::from(bad)));
     // The run directory of this test is not on a tmpfs, or is on one: told either way.
     assert!(findings.iter().any(|finding| finding["what"] == "run directory"));
+    the_tracker_that_is_taken(&findings);
     let text = place.command(&["doctor"]).env("FERMATA_QEMU", "/nonexistent/qemu").output().unwrap();
     assert_eq!(text.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&text.stdout).contains("FERMATA_QEMU"));
-    assert!(!text.stdout.contains(&0x1b), "no colours where there is no terminal");
+    let text = String::from_utf8_lossy(&text.stdout);
+    assert!(text.contains("FERMATA_QEMU"));
+    assert!(text.lines().any(|line| line.contains("  tracker ") && line.contains("  taken by default: ")), "{text}");
+    assert!(!text.contains('\x1b'), "no colours where there is no terminal");
+}
+
+/// One is taken: the first that this host can do, in the order in which they are told; of those before it stands what is missing.
+fn the_tracker_that_is_taken(findings: &[serde_json::Value]) {
+    let trackers: Vec<_> =
+        findings.iter().filter(|finding| finding["what"].as_str().is_some_and(|what| what.starts_with("tracker "))).collect();
+    let why =
+        |finding: &serde_json::Value| finding["found"].as_str().and_then(|found| found.strip_prefix("taken by default: ")).map(str::len);
+    let taken: Vec<_> = trackers.iter().filter_map(|finding| why(finding)).collect();
+    assert!(taken.len() == 1 && taken[0] > 10, "one is taken, and it is told why: {trackers:?}");
+    for finding in trackers.iter().take_while(|finding| why(finding).is_none()) {
+        assert!(finding["verdict"] == "limited" && finding["mend"].is_string(), "it would have been taken: {finding}");
+    }
 }
 
 #[test]

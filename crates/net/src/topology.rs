@@ -144,6 +144,20 @@ pub enum Discipline {
     Codel,
 }
 
+impl Discipline {
+    /// What people call each of them, also in JSON.
+    pub const NAMES: [(&str, Self); 2] = [("drop-tail", Self::DropTail), ("codel", Self::Codel)];
+}
+
+impl FromStr for Discipline {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::NAMES.iter().find(|(name, _)| *name == text);
+        found.map(|(_, discipline)| *discipline).ok_or_else(|| format!("expected one of {}", Self::NAMES.map(|(name, _)| name).join(", ")))
+    }
+}
+
 /// A probability, in parts of a billion, so that what people write in percent is exact.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -332,6 +346,14 @@ mod tests {
         assert_eq!(serde_json::from_str::<Topology>(&json).unwrap(), topology);
         let short = r#"{"interfaces":[],"links":[{"ends":[0,1]}]}"#;
         assert_eq!(serde_json::from_str::<Topology>(short).unwrap().links[0].shapes, [Shape::default(), Shape::default()]);
+    }
+
+    #[test]
+    fn disciplines_have_the_names_of_their_json() {
+        for (name, discipline) in Discipline::NAMES {
+            assert_eq!((name.parse(), serde_json::json!(discipline)), (Ok(discipline), serde_json::json!(name)));
+        }
+        assert!("red".parse::<Discipline>().unwrap_err().contains("drop-tail, codel"));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The record of a checkpoint. See `docs/formats/record.md`.
 
 use crate::{Error, Result, error::Named, hash, pack::frame::RECORD_MAX};
-use fermata_types::{CheckpointId, ClassTimes, Composition, ImageId, PageCounts, PartState};
+use fermata_types::{CheckpointId, ClassTimes, Composition, ImageId, PAGE_SIZE, PageCounts, PartState};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::Path};
 
@@ -80,6 +80,13 @@ pub struct Cost {
     /// What the pages of each machine were for, by the name of its part; older checkpoints do not tell.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub composition: BTreeMap<String, Composition>,
+}
+
+impl Cost {
+    /// Bytes of new pages that compression kept out of the store. What else was stored (device state, nodes of page tables) is taken off.
+    pub fn compressed_away(&self) -> u64 {
+        self.pages.new.saturating_mul(PAGE_SIZE as u64).saturating_sub(self.stored_bytes)
+    }
 }
 
 /// How far apart machines were that should do the same at the same time, ns.

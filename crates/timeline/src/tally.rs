@@ -73,6 +73,25 @@ pub struct RunTally {
     pub pages: BTreeMap<String, PageCounts>,
     /// Bytes added to the store.
     pub stored_bytes: u64,
+    /// Bytes of new pages that compression kept out of it.
+    pub compressed_away: u64,
+}
+
+impl Default for RunTally {
+    fn default() -> Self {
+        Self {
+            failed: 0,
+            pause: Histogram::new(PAUSE_BOUNDS),
+            skew: [Histogram::new(SKEW_BOUNDS), Histogram::new(SKEW_BOUNDS)],
+            save: Histogram::new(SAVE_BOUNDS),
+            steps: Steps::new(),
+            background: Steps::new(),
+            sieve: ClassTimes::default(),
+            pages: BTreeMap::new(),
+            stored_bytes: 0,
+            compressed_away: 0,
+        }
+    }
 }
 
 /// How a run came to a checkpoint.
@@ -99,18 +118,7 @@ pub struct Tally {
 
 impl Tally {
     pub(crate) fn begin(&mut self, run: &str) {
-        let fresh = RunTally {
-            failed: 0,
-            pause: Histogram::new(PAUSE_BOUNDS),
-            skew: [Histogram::new(SKEW_BOUNDS), Histogram::new(SKEW_BOUNDS)],
-            save: Histogram::new(SAVE_BOUNDS),
-            steps: Steps::new(),
-            background: Steps::new(),
-            sieve: ClassTimes::default(),
-            pages: BTreeMap::new(),
-            stored_bytes: 0,
-        };
-        self.runs.insert(run.to_owned(), fresh);
+        self.runs.insert(run.to_owned(), RunTally::default());
     }
 
     pub(crate) fn end(&mut self, run: &str) {
@@ -134,6 +142,7 @@ impl Tally {
             *run.pages.entry(part.clone()).or_default() += *pages;
         }
         run.stored_bytes += cost.stored_bytes;
+        run.compressed_away += cost.compressed_away();
     }
 
     pub(crate) fn failure(&mut self, run: &str) {
@@ -183,6 +192,7 @@ mod tests {
         let cost = Cost {
             pause_ns: 4_000_000,
             steps_ns: BTreeMap::from([("m1 stop".into(), 1_000_000)]),
+            pages,
             parts: BTreeMap::from([("m1".into(), pages)]),
             stored_bytes: 10,
             ..Cost::default()
@@ -195,6 +205,7 @@ mod tests {
         tally.failure("main");
         let main = &tally.runs["main"];
         assert_eq!((main.pause.count(), main.failed, main.stored_bytes, main.pages["m1"].new), (2, 1, 20, 4));
+        assert_eq!(main.compressed_away, 2 * (2 * 4096 - 10));
         assert_eq!(main.steps["m1 stop"], Total { count: 2, sum: 0.002 });
         tally.end("main");
         assert!(tally.runs.is_empty());

@@ -139,6 +139,17 @@ impl Distances {
     pub fn iter(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
         self.0.iter().enumerate().filter(|(_, count)| **count > 0).map(|(place, count)| (1 << place, *count))
     }
+
+    /// The power of two of which the middle one is, with half of the others before it; none if nothing was counted.
+    pub fn median(&self) -> Option<u32> {
+        let middle = self.total().div_ceil(2);
+        let mut nearer = 0;
+        let found = self.iter().find(|(_, count)| {
+            nearer += count;
+            nearer >= middle
+        });
+        found.map(|(least, _)| least)
+    }
 }
 
 impl AddAssign for Distances {
@@ -175,6 +186,17 @@ mod tests {
         [1, 2, 3, 4, 7, 8, u32::MAX].into_iter().for_each(|distance| distances.add(distance));
         assert_eq!(distances.iter().collect::<Vec<_>>(), [(1, 1), (2, 2), (4, 2), (8, 1), (1 << 31, 1)]);
         assert_eq!(distances.total(), 7);
+    }
+
+    #[test]
+    fn half_of_the_duplicates_are_not_nearer_than_the_median() {
+        let median = |of: &[u32]| {
+            let mut distances = Distances::default();
+            of.iter().for_each(|distance| distances.add(*distance));
+            distances.median()
+        };
+        assert_eq!([median(&[]), median(&[9]), median(&[1, 9]), median(&[1, 5, 6, 900])], [None, Some(8), Some(1), Some(4)]);
+        assert_eq!(median(&[u32::MAX; 3]), Some(1 << 31));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::{Context, Result};
 use crate::{
+    complete,
     out::{Failure, Paint, Style},
     pick,
     table::{Cell, Set, Table},
@@ -43,7 +44,7 @@ Examples:
   fermata capture a:eth1 -o - | tshark -r -")]
 pub struct Capture {
     /// The interfaces, of one run. Without RUN the run `main` is meant
-    #[arg(required = true, value_name = "[RUN:]MACHINE:INTERFACE")]
+    #[arg(required = true, value_name = "[RUN:]MACHINE:INTERFACE", add = complete::interfaces())]
     interfaces: Vec<String>,
     /// The file, which is replaced; - for standard output
     #[arg(short, long, value_name = "FILE")]

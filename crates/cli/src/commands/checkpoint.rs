@@ -2,6 +2,7 @@
 
 use super::{Context, Result};
 use crate::{
+    complete,
     instant::Instant,
     out::{Paint, Style},
     pick, progress, text,
@@ -28,7 +29,7 @@ pub struct Checkpoint {
     #[arg(short, long, value_name = "TEXT")]
     message: Option<String>,
     /// The run; needed only if several could be meant
-    #[arg(long)]
+    #[arg(long, add = complete::runs())]
     run: Option<String>,
     /// Look at each page that is known to equal a block of a disk all the same, and fail if one does not
     ///

@@ -1,17 +1,21 @@
 //! `fermata completions`: for the shell's tab key.
 
 use super::{Context, Result};
-use crate::args::Cli;
-use clap::{Args, CommandFactory};
-use clap_complete::{Shell, generate};
+use crate::complete;
+use clap::Args;
+use clap_complete::Shell;
 use serde_json::json;
 
 /// Print a completion script for a shell
+///
+/// With it the tab key completes commands and options, and names of checkpoints, branches, tags, runs, machines and interfaces: those of the
+/// experiment that is meant. The script starts `fermata` to ask for them. Read it anew whenever Fermata is of another version.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  fermata completions bash > ~/.local/share/bash-completion/completions/fermata
-  fermata completions zsh > ~/.zfunc/_fermata")]
+  echo 'source <(fermata completions bash)' >> ~/.bashrc
+  echo 'source <(fermata completions zsh)' >> ~/.zshrc
+  echo 'fermata completions fish | source' > ~/.config/fish/completions/fermata.fish")]
 pub struct Completions {
     /// The shell
     shell: Shell,
@@ -19,10 +23,9 @@ pub struct Completions {
 
 impl Completions {
     pub fn run(self, context: &Context) -> Result {
-        let mut script = Vec::new();
-        generate(self.shell, &mut Cli::command(), "fermata", &mut script);
-        let script = String::from_utf8_lossy(&script).into_owned();
-        let value = json!({"shell": self.shell.to_string(), "script": script});
+        let shell = self.shell.to_string();
+        let script = complete::script(&shell)?;
+        let value = json!({"shell": shell, "script": script});
         context.out.answer(&value, |_| script)?;
         Ok(0)
     }

@@ -1,7 +1,7 @@
 //! `fermata console`: the serial console of a machine.
 
 use super::{Context, Result};
-use crate::{out::Failure, pick};
+use crate::{complete, out::Failure, pick};
 use clap::Args;
 use fermata_api::values::{Experiment, Machine, MachineState, Problem};
 use rustix::{
@@ -38,7 +38,7 @@ Examples:
   fermata console m1 --log | less -R")]
 pub struct Console {
     /// The machine; may be left out if there is only one. Without RUN the run `main` is meant
-    #[arg(value_name = "[RUN:]MACHINE")]
+    #[arg(value_name = "[RUN:]MACHINE", add = complete::machines())]
     machine: Option<String>,
     /// Print what the console showed so far, and end
     #[arg(long)]

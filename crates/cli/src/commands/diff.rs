@@ -2,6 +2,7 @@
 
 use super::{Context, Result};
 use crate::{
+    complete,
     out::{Paint, Style},
     pick,
     table::{Cell, Set, Table},
@@ -27,10 +28,10 @@ Examples:
   fermata diff known-good what-if --json")]
 pub struct Diff {
     /// The first checkpoint: the beginning of its id, a tag or a branch; each with ~N
-    #[arg(value_name = "A")]
+    #[arg(value_name = "A", add = complete::checkpoints())]
     a: String,
     /// The second
-    #[arg(value_name = "B")]
+    #[arg(value_name = "B", add = complete::checkpoints())]
     b: String,
 }
 

@@ -1,7 +1,7 @@
 //! `fermata down`: ends runs and experiments.
 
 use super::{Context, Result};
-use crate::{out::Failure, pick, progress, text};
+use crate::{complete, out::Failure, pick, progress, text};
 use clap::Args;
 use fermata_api::{
     Service, local, paths,
@@ -25,6 +25,7 @@ Examples:
   fermata down --all")]
 pub struct Down {
     /// The run [default: all of the experiment]
+    #[arg(add = complete::runs())]
     run: Option<String>,
     /// End every experiment
     #[arg(long, conflicts_with = "run")]

@@ -1,7 +1,7 @@
 //! `fermata exec`: runs a command in a guest.
 
 use super::{Context, Result};
-use crate::{out::Failure, pick, progress};
+use crate::{complete, out::Failure, pick, progress};
 use clap::Args;
 use fermata_api::{
     EXEC_INPUT_BYTES_MAX, Service,
@@ -22,7 +22,7 @@ Examples:
   echo hello | fermata exec -i m1 -- tee /root/greeting")]
 pub struct Exec {
     /// The machine; may be left out if there is only one. Without RUN the run `main` is meant
-    #[arg(value_name = "[RUN:]MACHINE")]
+    #[arg(value_name = "[RUN:]MACHINE", add = complete::machines())]
     machine: Option<String>,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]

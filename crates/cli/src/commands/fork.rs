@@ -1,7 +1,7 @@
 //! `fermata fork`: a second run from a checkpoint, beside the first.
 
 use super::{Context, Result, goto};
-use crate::{pick, progress};
+use crate::{complete, pick, progress};
 use clap::Args;
 use fermata_api::{Service, values::ForkRequest};
 
@@ -17,13 +17,13 @@ Examples:
   fermata fork known-good --same-randomness --paused")]
 pub struct Fork {
     /// The checkpoint: the beginning of its id, a tag or a branch; each with ~N [default: the newest of the run]
-    #[arg(value_name = "ID")]
+    #[arg(value_name = "ID", add = complete::checkpoints())]
     from: Option<String>,
     /// Name of the new run and its branch [default: one is made up]
     #[arg(long)]
     name: Option<String>,
     /// The run whose newest checkpoint is meant when no ID is given
-    #[arg(long, conflicts_with = "from")]
+    #[arg(long, conflicts_with = "from", add = complete::runs())]
     run: Option<String>,
     /// Do not tell the guest that it is a copy: it draws the same random numbers
     #[arg(long)]

@@ -1,7 +1,7 @@
 //! `fermata forward`: makes one more port of a machine reachable from this host.
 
 use super::{Context, Result, ports};
-use crate::{pick, progress};
+use crate::{complete, pick, progress};
 use clap::Args;
 use fermata_api::{Service, spec::Port, values::ForwardRequest};
 
@@ -18,7 +18,7 @@ Examples:
   fermata forward what-if:m1 5432 --json | jq -r .host")]
 pub struct Forward {
     /// The machine. Without RUN the run `main` is meant
-    #[arg(value_name = "[RUN:]MACHINE")]
+    #[arg(value_name = "[RUN:]MACHINE", add = complete::machines())]
     machine: String,
     /// The machine's port, and before it that of 127.0.0.1 which is to lead to it; else it is any free one
     #[arg(value_name = "[HOST:]PORT")]

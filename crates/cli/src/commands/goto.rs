@@ -2,6 +2,7 @@
 
 use super::{Context, Result};
 use crate::{
+    complete,
     out::{Paint, Style},
     pick,
     progress::{self, Meter},
@@ -25,10 +26,10 @@ Examples:
   fermata goto known-good --eager --paused")]
 pub struct Goto {
     /// The checkpoint: the beginning of its id, a tag, or a branch for its newest; each with ~N for the N-th before it
-    #[arg(value_name = "ID")]
+    #[arg(value_name = "ID", add = complete::checkpoints())]
     to: String,
     /// The run; needed only if several could be meant
-    #[arg(long)]
+    #[arg(long, add = complete::runs())]
     run: Option<String>,
     /// Load all memory before the machine runs
     #[arg(long)]

@@ -2,15 +2,19 @@
 
 use super::{Context, Result};
 use crate::{
+    complete,
     out::{Paint, Style},
     pick, progress,
     table::{Cell, Set, Table},
     text, wires,
 };
-use clap::Args;
+use clap::{
+    Args,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 use fermata_api::{
     Service,
-    net::{Change, Reshape},
+    net::{Change, Discipline, Reshape},
     spec::{Percent, Rate, Time},
     values::{Direction, LinkEnd, LinkRequest},
 };
@@ -27,11 +31,12 @@ Examples:
   fermata link a:eth1
   fermata link a:eth1 --delay 50ms --loss 2%
   fermata link a:eth1 --rate 10Mbit --queue 50 --received
+  fermata link a:eth1 --discipline codel
   fermata link a:eth1 --down
   fermata link what-if:a:eth1 --up --json")]
 pub struct Link {
     /// One end of the link; without it all are shown. Without RUN the run `main` is meant
-    #[arg(value_name = "[RUN:]MACHINE:INTERFACE")]
+    #[arg(value_name = "[RUN:]MACHINE:INTERFACE", add = complete::interfaces())]
     interface: Option<String>,
     /// Bits a second, such as 100Mbit; 0 for no limit
     #[arg(long, value_name = "RATE", value_parser = rate)]
@@ -54,6 +59,9 @@ pub struct Link {
     /// Frames that may wait for the link
     #[arg(long, value_name = "FRAMES")]
     queue: Option<u32>,
+    /// Which of the frames that wait are dropped before the queue is full
+    #[arg(long, value_parser = PossibleValuesParser::new(Discipline::NAMES.map(|(name, _)| name)).try_map(|name| name.parse::<Discipline>()))]
+    discipline: Option<Discipline>,
     /// Only for what this interface sends
     #[arg(long, conflicts_with = "received")]
     sent: bool,
@@ -100,7 +108,7 @@ impl Link {
             duplicate: self.duplicate.map(|share| share.0),
             reorder: self.reorder.map(|share| share.0),
             queue: self.queue,
-            discipline: None,
+            discipline: self.discipline,
         };
         let one_way = |wanted: bool| if wanted { shape.clone() } else { Reshape::default() };
         let up = (self.up || self.down).then_some(self.up);

@@ -1,7 +1,7 @@
 //! `fermata metrics`: figures for monitoring.
 
 use super::{Context, Result};
-use crate::pick;
+use crate::{complete, pick};
 use clap::Args;
 use fermata_api::{Service, metrics};
 
@@ -17,7 +17,7 @@ Examples:
   curl --unix-socket /dev/shm/fermata-0/upgrade/keeper.sock http://keeper/metrics")]
 pub struct Metrics {
     /// The experiment, if several run; -e names it too
-    #[arg(value_name = "EXPERIMENT")]
+    #[arg(value_name = "EXPERIMENT", add = complete::experiments())]
     name: Option<String>,
 }
 

@@ -1,7 +1,7 @@
 //! `fermata plot`: pictures of where memory and time go.
 
 use super::{Context, Result};
-use crate::{draw, out::Failure, pick};
+use crate::{complete, draw, out::Failure, pick};
 use clap::{Args, builder::PossibleValuesParser};
 use fermata_api::{
     local,
@@ -30,7 +30,7 @@ Examples:
   fermata plot --since known-good --what pause --json | jq '.plots[0].panels[0].series'")]
 pub struct Plot {
     /// An experiment, or a branch, a tag or a checkpoint of one: the line of checkpoints that leads there [default: the branch main]
-    #[arg(value_name = "EXPERIMENT|BRANCH|ID")]
+    #[arg(value_name = "EXPERIMENT|BRANCH|ID", add = complete::checkpoints())]
     name: Option<String>,
     /// Where to: a .svg or .png with all, or a directory for both of each [default: EXPERIMENT.svg, and nothing with --json]
     #[arg(short, long, value_name = "FILE|DIR")]
@@ -39,7 +39,7 @@ pub struct Plot {
     #[arg(long, value_name = "WHAT", default_value = ALL, value_parser = PossibleValuesParser::new(KINDS.into_iter().chain([ALL])))]
     what: String,
     /// Only what came after this checkpoint
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", add = complete::checkpoints())]
     since: Option<String>,
 }
 

@@ -2,6 +2,7 @@
 
 use super::{Context, Result};
 use crate::{
+    complete,
     out::{Paint, Style},
     pick,
     table::{Cell, Set, Table},
@@ -23,7 +24,7 @@ Examples:
   curl http://$(fermata ports m1 --json | jq -r '.[] | select(.guest_port == 80).host')/")]
 pub struct Ports {
     /// The machine; without it all of all runs are listed. Without RUN the run `main` is meant
-    #[arg(value_name = "[RUN:]MACHINE")]
+    #[arg(value_name = "[RUN:]MACHINE", add = complete::machines())]
     machine: Option<String>,
 }
 

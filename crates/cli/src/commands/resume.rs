@@ -1,7 +1,7 @@
 //! `fermata resume`: lets the machines of a run go on.
 
 use super::{Context, Result};
-use crate::{pick, progress};
+use crate::{complete, pick, progress};
 use clap::Args;
 use fermata_api::{Service, values::RunRequest};
 
@@ -15,6 +15,7 @@ Examples:
   fermata resume what-if")]
 pub struct Resume {
     /// The run; needed only if there are several and none is called main
+    #[arg(add = complete::runs())]
     run: Option<String>,
 }
 

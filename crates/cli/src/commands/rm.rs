@@ -2,6 +2,7 @@
 
 use super::{Context, Result};
 use crate::{
+    complete,
     out::{Failure, Paint, Style},
     pick, text,
 };
@@ -26,10 +27,10 @@ Examples:
   fermata log --branch main -q | tail -n +100 | xargs fermata rm")]
 pub struct Rm {
     /// Checkpoints: the beginning of an id, a tag or a branch for its newest; each with ~N for the N-th before it
-    #[arg(value_name = "ID", required_unless_present_any = ["branch", "all"])]
+    #[arg(value_name = "ID", required_unless_present_any = ["branch", "all"], add = complete::checkpoints())]
     checkpoints: Vec<String>,
     /// A branch, with the checkpoints that no other branch leads to
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::branches())]
     branch: Vec<String>,
     /// All checkpoints of the experiment
     #[arg(long, conflicts_with_all = ["checkpoints", "branch"])]

@@ -1,6 +1,7 @@
 //! Made-up values for tests of how they look.
 
 use fermata_api::{
+    net::{Chance, Interface, InterfaceId, Lan, Link, Mac, Port, Shape, Topology},
     types::{BlobName, CheckpointId, MachineId, NodeName, PageCounts, PartKind, Root},
     values::*,
 };
@@ -30,6 +31,7 @@ pub fn checkpoint(number: u8, parent: Option<u8>, branch: &str) -> Checkpoint {
         stored_bytes: 12_900_000,
         stored_by_part: BTreeMap::from([("m1".to_owned(), 12_000_000)]),
         pages_by_part: BTreeMap::new(),
+        bytes_by_class: BTreeMap::new(),
         sieve_ms: BTreeMap::from([("zero".to_owned(), 0.2), ("new".to_owned(), 31.0)]),
         background_ms: BTreeMap::new(),
         composition: BTreeMap::new(),
@@ -70,6 +72,25 @@ pub fn history() -> Vec<Checkpoint> {
     history[3].heads = vec!["what-if".to_owned()];
     history[4].heads = vec!["main".to_owned()];
     history
+}
+
+/// Two machines with a cable between them, and a LAN.
+pub fn network() -> Topology {
+    let interface = |machine: &str, name: &str| Interface { machine: machine.into(), name: name.into(), mac: Mac([2; 6]), mtu: 1500 };
+    let slow = Shape { delay_ns: 10_000_000, ..Shape::default() };
+    let narrow = Shape { rate: Some(100_000_000), ..Shape::default() };
+    let lossy = Shape { loss: Chance { per_billion: 10_000_000 }, ..Shape::default() };
+    Topology {
+        interfaces: vec![interface("m1", "eth1"), interface("m2", "eth1"), interface("m1", "eth2"), interface("m2", "eth2")],
+        links: vec![Link { ends: [InterfaceId(0), InterfaceId(1)], shapes: [slow.clone(), slow] }],
+        lans: vec![Lan {
+            name: "backbone".to_owned(),
+            ports: vec![
+                Port { interface: InterfaceId(2), to_switch: narrow.clone(), from_switch: narrow },
+                Port { interface: InterfaceId(3), to_switch: Shape::default(), from_switch: lossy },
+            ],
+        }],
+    }
 }
 
 pub fn machine(name: &str) -> Machine {

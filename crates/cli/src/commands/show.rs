@@ -2,6 +2,7 @@
 
 use super::{Context, Result, log::names};
 use crate::{
+    complete,
     out::{Paint, Style},
     pick,
     table::{Cell, Set, Table},
@@ -28,19 +29,25 @@ const BAR_LIMITS: (usize, usize) = (20, 120);
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  fermata show main
+  fermata show
+  fermata show what-if
   fermata show 1f0c42~3
   fermata show known-good --json")]
 pub struct Show {
     /// The checkpoint: the beginning of its id, a tag, or a branch for its newest; each with ~N for the N-th before it
-    #[arg(value_name = "ID")]
-    checkpoint: String,
+    /// [default: the newest of the run]
+    #[arg(value_name = "ID", add = complete::checkpoints())]
+    checkpoint: Option<String>,
 }
 
 impl Show {
     pub fn run(self, context: &Context) -> Result {
         let stored = pick::stored(context)?;
-        let checkpoint = local::show(&stored.store, Some(&stored.experiment), &self.checkpoint)?;
+        let named = self.checkpoint.or(stored.head.map(|head| head.to_string()));
+        let checkpoint = match named {
+            Some(name) => local::show(&stored.store, Some(&stored.experiment), &name),
+            None => local::newest(&stored.store, &stored.experiment),
+        }?;
         context.out.answer(&checkpoint, |style| if context.out.quiet { checkpoint.id.to_string() } else { text(&checkpoint, style) })?;
         Ok(0)
     }
@@ -164,10 +171,7 @@ fn duplicates(pages: &PageCounts, style: &Style) -> String {
 
 /// A class of distances: from this one up to, but not with, twice as far.
 fn checkpoints_ago(least: u32) -> String {
-    match least {
-        1 => "1 checkpoint ago".to_owned(),
-        least => format!("{} to {} checkpoints ago", text::count(least.into()), text::count(u64::from(least) * 2 - 1)),
-    }
+    format!("{} checkpoint{} ago", text::power_of_two(least), if least == 1 { "" } else { "s" })
 }
 
 /// Bytes of written pages by the sieve that kept them out of the store.
@@ -386,6 +390,24 @@ Memory of m1
 
 Memory of m2
   what its pages are for cannot be told: no note
+";
+        assert!(shown.contains(expected), "{shown}");
+    }
+
+    #[test]
+    fn the_network_is_drawn() {
+        let mut checkpoint = history()[1].clone();
+        checkpoint.network = Some(crate::commands::samples::network());
+        let shown = text(&checkpoint, &Style::default());
+        let expected = "
+Network
+  m1:eth1  ◄───►  m2:eth1  10ms
+  backbone
+    ├      ◄───►  m1:eth2  100Mbit
+    └      ◄────  m2:eth2  ideal
+           ────►           1% lost
+
+Parts
 ";
         assert!(shown.contains(expected), "{shown}");
     }

@@ -1,7 +1,7 @@
 //! `fermata ssh`: a shell in a guest by its own SSH server.
 
 use super::{Context, Result};
-use crate::{out::Failure, pick};
+use crate::{complete, out::Failure, pick};
 use clap::Args;
 use fermata_api::{
     Service, paths,
@@ -28,7 +28,7 @@ Examples:
   fermata ssh m1 -- journalctl -f")]
 pub struct Ssh {
     /// The machine; may be left out if there is only one. Without RUN the run `main` is meant
-    #[arg(value_name = "[RUN:]MACHINE")]
+    #[arg(value_name = "[RUN:]MACHINE", add = complete::machines())]
     machine: Option<String>,
     /// The user in the guest
     #[arg(short, long, default_value = "root")]

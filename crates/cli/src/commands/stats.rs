@@ -2,6 +2,7 @@
 
 use super::{Context, Result, show};
 use crate::{
+    complete,
     out::{Paint, Style},
     table::{Cell, Set, Table},
     text,
@@ -24,7 +25,7 @@ Examples:
   fermata stats --json | jq .sieve")]
 pub struct Stats {
     /// Of this experiment only; -e names it too
-    #[arg(value_name = "EXPERIMENT")]
+    #[arg(value_name = "EXPERIMENT", add = complete::experiments())]
     name: Option<String>,
 }
 

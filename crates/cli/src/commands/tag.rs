@@ -2,6 +2,7 @@
 
 use super::{Context, Result};
 use crate::{
+    complete,
     out::{Paint, Style},
     pick,
     table::{Cell, Set, Table},
@@ -21,13 +22,13 @@ Examples:
   fermata tag --delete known-good")]
 pub struct Tag {
     /// The checkpoint: the beginning of its id, a tag or a branch; each with ~N
-    #[arg(value_name = "ID", requires = "name")]
+    #[arg(value_name = "ID", requires = "name", add = complete::checkpoints())]
     checkpoint: Option<String>,
     /// Its new name
     #[arg(value_name = "NAME")]
     name: Option<String>,
     /// Take this tag away; the checkpoint stays
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["checkpoint", "name"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["checkpoint", "name"], add = complete::tags())]
     delete: Option<String>,
 }
 

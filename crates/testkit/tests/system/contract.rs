@@ -6,19 +6,39 @@ use fermata_testkit::{
     guests,
 };
 use serde_json::Value;
-use std::time::Duration;
+use std::{fs::File, os::unix::fs::FileExt, path::Path, time::Duration};
 
 const RAM_PAGES: u64 = 65536;
 const DISK_PAGES: u64 = 65536;
 /// Waiting this long costs nothing where all is well.
 const SOON: Duration = Duration::from_secs(30);
 
+/// Where the disk has text that its file system does not know of, and where somebody will write some unseen.
+const TEXT_AT: u64 = 200 << 20;
+const UNSEEN_AT: u64 = 204 << 20;
+const TEXT_PAGES: u64 = 16;
+
 fn tiny(cli: &Cli, name: &str) {
     let image = cli.disk();
+    write_text(&image, TEXT_AT);
     cli.write(
         "machine.yaml",
         &guests::tiny(name, "fermata.run=tick fermata.disk=rw", &format!("    image: {}\n    cpus: 2\n", image.display())),
     );
+}
+
+/// Writes pages of text into an image so that its times do not show it.
+fn write_text(image: &Path, at: u64) {
+    let image = File::options().write(true).open(image).expect("the image");
+    let modified = image.metadata().and_then(|metadata| metadata.modified()).expect("times");
+    (0..TEXT_PAGES)
+        .for_each(|page| image.write_all_at(format!("page {page} at {at}").as_bytes(), at + page * 4096).expect("it is written"));
+    image.set_modified(modified).expect("times can be set");
+}
+
+/// Has the guest read that text into its cache.
+fn read_text(cli: &Cli, at: u64) {
+    cli.shell("m1", &format!("dd if=/dev/vda of=/dev/null bs=4k skip={} count={TEXT_PAGES}", at / 4096));
 }
 
 #[test]
@@ -66,9 +86,12 @@ fn checkpoints_are_taken(cli: &Cli) -> [Value; 2] {
     is_a_checkpoint(&first);
     assert!(first["parent"].is_null() && first["message"].is_null(), "{first}");
     assert_eq!(first["heads"], Value::from(vec!["main"]));
+    assert!(count(&first["pages_by_part"]["m1"]["free"]) > RAM_PAGES / 4, "free pages are not kept: {first}");
     cli.shell("m1", "echo after > /tmp/after; echo after > /disk/after; sync");
-    let second = cli.json(&["checkpoint", "-m", "before the upgrade"]);
+    read_text(cli, TEXT_AT);
+    let second = cli.json(&["checkpoint", "-m", "before the upgrade", "--paranoid"]);
     is_a_checkpoint(&second);
+    assert!(count(&second["pages_by_part"]["m1"]["mapped"]) >= TEXT_PAGES, "what was looked at is as it was known to be: {second}");
     assert_eq!(second["parent"], first["id"]);
     assert_eq!(string(&second["message"]), "before the upgrade");
     assert!(count(&second["time_virtual_ns"]) > count(&first["time_virtual_ns"]));
@@ -87,8 +110,13 @@ fn is_a_checkpoint(value: &Value) {
     assert!(count(&value["time_virtual_ns"]) > 0, "{value}");
     assert!(count(&value["stored_bytes"]) > 0, "{value}");
     let sieve = value["pages"].as_object().unwrap_or_else(|| panic!("no counts: {value}"));
-    let classes = ["unchanged", "free", "zero", "mapped", "on_disk", "known", "new"].map(|class| count(&sieve[class]));
-    assert_eq!(classes.iter().sum::<u64>(), RAM_PAGES + DISK_PAGES, "every page is counted once: {value}");
+    let classes = ["unchanged", "free", "zero", "mapped", "on_disk", "known", "new"].map(|class| (class, count(&sieve[class])));
+    assert_eq!(classes.iter().map(|class| class.1).sum::<u64>(), RAM_PAGES + DISK_PAGES, "every page is counted once: {value}");
+    for (class, pages) in classes {
+        assert_eq!(count(&value["bytes_by_class"][class]), pages * 4096, "{class}: {value}");
+        let took = value["sieve_ms"][class].as_f64().unwrap_or_else(|| panic!("no time for {class}: {value}"));
+        assert!(pages == 0 || took > 0.0, "{class}: {value}");
+    }
     assert!(count(&sieve["within"]) <= count(&sieve["known"]), "{value}");
     let parts: Vec<_> = array(&value["parts"]).iter().map(|part| string(&part["name"])).collect();
     assert_eq!(parts, ["m1", "m1/disk0"]);
@@ -112,6 +140,7 @@ fn the_history_is_shown(cli: &Cli, first: &Value, second: &Value) {
         assert_eq!(shown["id"], expected["id"], "{name}");
     }
     assert!(cli.ok(&["show", "main"]).contains(string(&second["id"])));
+    assert_eq!(cli.json(&["show"])["id"], second["id"], "the newest one");
     cli.fails(&["show", "main~2"], 1, &["main~2"]);
     cli.fails(&["show", "nonsense"], 1, &["nonsense", "log"]);
     let diff = cli.json(&["diff", "main~1", "main"]);
@@ -247,9 +276,18 @@ fn runs_and_experiments_end(cli: &Cli, second: &Value) {
     let back = cli.json(&["goto", "main"]);
     arrived(&back, "main", "main", second);
     assert_eq!(cli.shell("m1", "cat /disk/after /tmp/after"), "after\nafter");
+    an_image_that_changed_unseen_is_found(cli);
     a_guest_may_power_off(cli, second);
     cli.ok(&["down"]);
     cli.fails(&["down"], 1, &["fermata up"]);
+}
+
+/// Names are those of the image as it was, and are not believed by who looks.
+fn an_image_that_changed_unseen_is_found(cli: &Cli) {
+    write_text(&cli.path().join("disk.raw"), UNSEEN_AT);
+    read_text(cli, UNSEEN_AT);
+    cli.fails(&["checkpoint", "--paranoid"], 1, &["m1/disk0", &format!("block {}", UNSEEN_AT / 4096)]);
+    assert_eq!(cli.shell("m1", "echo still here"), "still here");
 }
 
 fn a_guest_may_power_off(cli: &Cli, second: &Value) {
@@ -269,7 +307,7 @@ fn a_machine_on_the_command_line_alone() {
     let [image, kernel, initrd] = paths.each_ref().map(String::as_str);
     let cmdline = "console=ttyS0 quiet no_timer_check panic=-1 fermata.run=tick fermata.disk=rw";
     let direct = ["--kernel", kernel, "--initrd", initrd, "--cmdline", cmdline, "--memory", "192M", "--disk", "64M", "--every", "1s"];
-    let up = cli.json(&[&["up", image, "--cpus", "1"], &direct[..]].concat());
+    let up = cli.json(&[&["up", image, "--cpus", "1", "--exact"], &direct[..]].concat());
     assert_eq!((string(&up["name"]), count(&up["every_ms"])), ("disk", 1000), "{up}");
     assert_eq!(count(&up["runs"][0]["machines"][0]["memory_bytes"]), 192 << 20);
     let name = string(&up["runs"][0]["machines"][0]["name"]).to_owned();
@@ -277,6 +315,8 @@ fn a_machine_on_the_command_line_alone() {
     let by_the_clock = || array(&cli.json(&["log", "--branch", "main"])).to_vec();
     await_that("a checkpoint every second", SOON, || !array(&cli.json(&["log"])).is_empty() && by_the_clock().len() >= 4);
     let log = by_the_clock();
+    let free = |checkpoint: &Value| count(&checkpoint["pages_by_part"][&name]["free"]);
+    assert!(log.iter().all(|checkpoint| free(checkpoint) == 0), "--exact keeps every page of memory: {log:?}");
     for pair in log.windows(2) {
         assert_eq!(pair[0]["parent"], pair[1]["id"], "the newest first, each grown from the next");
         let between = (count(&pair[0]["created_ns"]) - count(&pair[1]["created_ns"])) as f64 / 1e9;

@@ -7,7 +7,8 @@ use fermata_testkit::{
     guests,
 };
 use std::{
-    fs,
+    fs, io,
+    path::Path,
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -15,6 +16,8 @@ use std::{
 const SOON: Duration = Duration::from_secs(120);
 /// Of an echo of 8900 bytes, with the headers of ICMP, IPv4 and Ethernet.
 const JUMBO: usize = 8900 + 8 + 20 + 14;
+/// What prints the address that the guest has been given.
+const IPV4: &str = "ip -4 -o address show dev eth1 | sed 's,.* inet ,,; s,/.*,,'";
 
 #[test]
 fn links_change_by_hand_and_by_events_and_change_back_on_a_journey() {
@@ -22,23 +25,15 @@ fn links_change_by_hand_and_by_events_and_change_back_on_a_journey() {
     let (a, b) = ("    interfaces: {eth1: {ipv4: 10.9.0.1/24}}\n", "    interfaces: {eth1: {ipv4: 10.9.0.2/24}}\n    clock: +2h\n");
     let nodes = guests::several("links", 128, &[("a", "fermata.run=none", a), ("b", "fermata.run=none", b)]);
     let links = "links:\n  - endpoints: [\"a:eth1\", \"b:eth1\"]\n    delay: 10ms\n    mtu: 9000\n";
-    let events = "events:\n  - {at: 30s, exec: b, run: \"echo here >> /tmp/event\"}\n  - {at: 30s, link: \"a:eth1\", delay: 30ms}\n";
+    let events = "events:\n  - {at: 30s, exec: b, run: \"echo here >> /tmp/event\"}\n  - {at: 30s, link: \"a:eth1\", delay: 30ms}\n  \
+                  - {at: 30s, link: \"b:eth1\", down: true}\n";
     cli.write("links.yaml", &format!("{nodes}{links}{events}"));
     cli.ok(&["up", "links.yaml"]);
     let early = cli.checkpoint("early");
-    // Also while it boots, when its agent does not answer yet.
-    let says = |machine: &str, script: &str, what: &str| cli.run(&["exec", machine, "--", "sh", "-c", script]).stdout.trim() == what;
-    let delay = || count(&cli.json(&["link", "b:eth1"])[0]["received"]["shape"]["delay_ns"]);
-    assert_eq!(delay(), 10_000_000);
+    assert_eq!(delay(&cli), 10_000_000);
     let mut late = String::new();
     for journey in 0..2 {
-        let happened = || says("b", "cat /tmp/event", "here") && delay() == 30_000_000;
-        await_that("the events happen, once each", SOON, happened);
-        let time = || count(&cli.json(&["ls"])[0]["runs"][0]["time_virtual_ns"]);
-        assert!(time() >= 30_000_000_000, "{}", time());
-        // Also on the journey to before they were given them.
-        let answers = || says("a", "ping -c 1 -W 2 10.9.0.2 >/dev/null && echo back", "back");
-        await_that("the guests have their addresses", SOON, answers);
+        the_events_happen(&cli);
         if journey == 0 {
             late = cli.checkpoint("late");
             let clock = |machine: &str| cli.shell(machine, "date +%s").parse::<i64>().expect("seconds");
@@ -47,11 +42,11 @@ fn links_change_by_hand_and_by_events_and_change_back_on_a_journey() {
             let capture = capture(&cli);
             jumbo(&cli);
             cli.ok(&["goto", &late]);
-            assert_eq!(delay(), 30_000_000, "a link is restored as it was");
+            assert_eq!(delay(&cli), 30_000_000, "a link is restored as it was");
             jumbo(&cli);
             look_at_the_capture(&cli, capture);
             cli.ok(&["goto", &early]);
-            assert_eq!(delay(), 10_000_000, "and as it was before");
+            assert_eq!(delay(&cli), 10_000_000, "and as it was before");
         }
     }
     // What a guest was once told to do it is not told again: it may have had reasons to undo it.
@@ -61,40 +56,121 @@ fn links_change_by_hand_and_by_events_and_change_back_on_a_journey() {
     assert!(!cli.shell("a", "ip address show dev eth1").contains("10.9.0.1"));
     cli.ok(&["goto", &late]);
     assert_eq!(cli.shell("b", "cat /tmp/event"), "here", "what had happened at the checkpoint did not happen again");
+    what_is_told(&cli);
+    a_fork_has_the_addresses(&cli, &late);
+    changes_by_hand(&cli);
+    captures_end(&cli);
+}
 
+fn delay(cli: &Cli) -> u64 {
+    count(&cli.json(&["link", "b:eth1"])[0]["received"]["shape"]["delay_ns"])
+}
+
+/// Also while a guest boots, when its agent does not answer yet.
+fn says(cli: &Cli, machine: &str, script: &str, what: &str) -> bool {
+    cli.run(&["exec", machine, "--", "sh", "-c", script]).stdout.trim() == what
+}
+
+fn carriers(cli: &Cli, carrier: &str) {
+    let seen = || ["a", "b"].into_iter().all(|machine| says(cli, machine, "cat /sys/class/net/eth1/carrier", carrier));
+    await_that("both guests see whether there is a carrier", SOON, seen);
+}
+
+/// The file, the delay, and the cable that is pulled out. It is plugged in again by hand.
+fn the_events_happen(cli: &Cli) {
+    let happened = || says(cli, "b", "cat /tmp/event", "here") && delay(cli) == 30_000_000;
+    await_that("the events happen, once each", SOON, happened);
+    let time = || count(&cli.json(&["ls"])[0]["runs"][0]["time_virtual_ns"]);
+    assert!(time() >= 30_000_000_000, "{}", time());
+    await_that("the cable is out", SOON, || cli.json(&["link", "a:eth1"])[0]["up"] == false);
+    // Also on the journey to before they were given them.
+    let addresses = || [("a", "10.9.0.1"), ("b", "10.9.0.2")].into_iter().all(|(machine, address)| says(cli, machine, IPV4, address));
+    await_that("the guests have their addresses", SOON, addresses);
+    carriers(cli, "0");
+    cli.ok(&["link", "a:eth1", "--up"]);
+    let answers = || says(cli, "a", "ping -c 1 -W 2 10.9.0.2 >/dev/null && echo back", "back");
+    await_that("the guests reach each other", SOON, answers);
+}
+
+/// The topology in `show`, as the specification has it, and interfaces for the tab key.
+fn what_is_told(cli: &Cli) {
+    let shown = cli.ok(&["show"]);
+    assert!(shown.contains("\nNetwork\n  a:eth1  ◄───►  b:eth1  10ms\n"), "{shown}");
+    let offered = |line: &[&str]| {
+        let mut command = cli.command(&[&["--", "fermata"], line].concat());
+        let answer = command.env("FERMATA_COMPLETE", "bash").output().expect("it runs");
+        String::from_utf8(answer.stdout).expect("text").lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    // A host that is very busy may take longer than anybody waits for the tab key.
+    for (line, expected) in [
+        (&["link", "a:"][..], &["a:eth1"][..]),
+        (&["capture", "b:eth1", "main:"], &["main:a:eth1", "main:b:eth1"]),
+        (&["exec", ""], &["a", "b"]),
+        (&["goto", "--run", "m"], &["main"]),
+        (&["show", "mai"], &["main"]),
+    ] {
+        await_that(&format!("{line:?} is completed"), SOON, || {
+            let offered = offered(line);
+            expected.iter().all(|name| offered.iter().any(|is| is == name))
+        });
+    }
+    assert!(offered(&["link", "c:"]).is_empty());
+}
+
+/// Nobody else is in its network.
+fn a_fork_has_the_addresses(cli: &Cli, of: &str) {
+    cli.ok(&["fork", of, "--name", "twin"]);
+    for machine in ["a", "b"] {
+        let twin = format!("twin:{machine}");
+        for what in [IPV4, "cat /sys/class/net/eth1/address"] {
+            assert_eq!(cli.shell(&twin, what), cli.shell(machine, what));
+        }
+        let mac = |of: &str| cli.json(&["link", &format!("{of}:eth1")])[0]["mac"].clone();
+        assert_eq!((mac(&twin), mac(&twin)), (mac(machine), cli.shell(machine, "cat /sys/class/net/eth1/address").into()));
+    }
+    cli.shell("twin:a", "ping -c 1 -W 20 10.9.0.2");
+    cli.ok(&["down", "twin"]);
+}
+
+fn changes_by_hand(cli: &Cli) {
     let ends = cli.json(&["link", "a:eth1", "--delay", "50ms", "--loss", "2%", "--sent"]);
     assert_eq!((array(&ends).len(), string(&ends[0]["to"])), (1, "b:eth1"));
     assert_eq!(count(&ends[0]["sent"]["shape"]["delay_ns"]), 50_000_000);
     assert_eq!(count(&ends[0]["sent"]["shape"]["loss"]), 20_000_000);
     assert_eq!(count(&ends[0]["received"]["shape"]["delay_ns"]), 30_000_000);
-    assert_eq!(delay(), 50_000_000, "the other end of the same cable");
-    let carriers = |carrier: &str| {
-        let seen = || ["a", "b"].into_iter().all(|machine| cli.shell(machine, "cat /sys/class/net/eth1/carrier") == carrier);
-        await_that("both guests see whether there is a carrier", SOON, seen);
-    };
-    carriers("1");
+    assert_eq!(delay(cli), 50_000_000, "the other end of the same cable");
+    carriers(cli, "1");
     assert_eq!(cli.json(&["link", "main:a:eth1", "--down"])[0]["up"], false);
     assert!(cli.ok(&["link"]).contains("down"));
-    carriers("0");
+    carriers(cli, "0");
     let down = cli.checkpoint("without a carrier");
     assert_eq!(cli.json(&["link", "b:eth1", "--up"])[0]["up"], true);
-    carriers("1");
+    carriers(cli, "1");
     cli.ok(&["goto", &down]);
-    carriers("0");
+    carriers(cli, "0");
     cli.ok(&["link", "b:eth1", "--up", "--loss", "0%"]);
-    carriers("1");
-    jumbo(&cli);
+    carriers(cli, "1");
+    let codel = cli.json(&["link", "a:eth1", "--discipline", "codel", "--rate", "100Mbit"]);
+    assert_eq!(["sent", "received"].map(|way| string(&codel[0][way]["shape"]["discipline"])), ["codel"; 2]);
+    assert!(cli.ok(&["link"]).contains(", codel"));
+    jumbo(cli);
+    let tail = cli.json(&["link", "a:eth1", "--discipline", "drop-tail", "--received"]);
+    assert_eq!(["sent", "received"].map(|way| string(&tail[0][way]["shape"]["discipline"])), ["codel", "drop-tail"]);
+    jumbo(cli);
     cli.fails(&["link", "a:eth7"], 1, &["no interface \"a:eth7\"", "a:eth1, b:eth1"]);
     cli.fails(&["link", "--delay", "1ms"], 1, &["name one of its interfaces"]);
     cli.fails(&["link", "a:eth1", "--jitter", "1h"], 1, &["nothing was changed", "jitter"]);
-    let wire = cli.path().join("brief.pcapng");
+    cli.fails(&["link", "a:eth1", "--discipline", "fifo"], 2, &["drop-tail, codel"]);
+}
+
+fn captures_end(cli: &Cli) {
     let ends = cli.json(&["capture", "b:eth1", "--for", "1us", "-o", "brief.pcapng"]);
     assert_eq!((string(&ends["interfaces"][0]["interface"]), string(&ends["file"])), ("b:eth1", "brief.pcapng"));
     assert_eq!(count(&ends["interfaces"][0]["missed"]), 0);
-    assert!(fs::metadata(&wire).is_ok_and(|file| file.len() > 0));
+    assert!(fs::metadata(cli.path().join("brief.pcapng")).is_ok_and(|file| file.len() > 0));
     cli.fails(&["capture", "a:eth7", "-o", "none.pcapng"], 1, &["no interface \"a:eth7\""]);
     assert!(!cli.path().join("none.pcapng").exists());
-    let mut capture = capture(&cli);
+    let mut capture = capture(cli);
     cli.ok(&["down"]);
     assert!(cli::end(&mut capture, SOON).is_some_and(|status| status.success()), "a capture ends with its run");
 }
@@ -141,6 +217,33 @@ fn look_at_the_capture(cli: &Cli, mut capture: Child) {
         assert!(received.at.ns >= sent.at.ns + 30_000_000, "{} and {}: early", sent.at, received.at);
     }
     let Some(Block::Statistics(1, _, Recorded { missed: 0, .. })) = blocks(&bytes).pop() else { panic!("no counts at the end") };
+    others_read_the_same(&file, &bytes);
+}
+
+/// Wireshark's own programs, where they are, find as many frames in it.
+fn others_read_the_same(file: &Path, bytes: &[u8]) {
+    let frames: Vec<_> = blocks(bytes)
+        .into_iter()
+        .filter_map(|block| match block {
+            Block::Packet(packet) => Some(packet.frame.len().to_string()),
+            _ => None,
+        })
+        .collect();
+    let read = |program: &str, options: &[&str]| {
+        let done = match Command::new(program).args(options).arg(file).output() {
+            Ok(done) => done,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => panic!("{program}: {error}"),
+        };
+        assert!(done.status.success(), "{program}: {done:?}");
+        Some(String::from_utf8(done.stdout).expect("text"))
+    };
+    if let Some(said) = read("tshark", &["-n", "-T", "fields", "-e", "frame.len", "-r"]) {
+        assert_eq!(said.lines().collect::<Vec<_>>(), frames);
+    }
+    if let Some(said) = read("capinfos", &["-T", "-r", "-m", "-c"]) {
+        assert_eq!(said.trim().rsplit(',').next(), Some(frames.len().to_string().as_str()), "{said}");
+    }
 }
 
 fn blocks(mut bytes: &[u8]) -> Vec<Block<'_>> {

@@ -168,6 +168,7 @@ fn metrics_agree_with_the_log() {
         let blocks = logged(log, |checkpoint| count(&checkpoint["pages_by_part"]["m1/disk0"][class]) as f64);
         agree(class, scraped.sum("fermata_pages_total", &[("part", "m1/disk0"), ("class", class)]), blocks);
     }
+    the_sieve_agrees(&scraped, log);
     for (name, figures) in [("pause", "steps_ms"), ("background", "background_ms")] {
         let steps: BTreeSet<_> = log.iter().flat_map(|checkpoint| checkpoint[figures].as_object().unwrap().keys()).collect();
         assert!(!steps.is_empty(), "{figures}");
@@ -181,6 +182,35 @@ fn metrics_agree_with_the_log() {
     agree("state", scraped.sum("fermata_machine_state", &[("machine", "m1"), ("state", "running")]), 0.0);
     assert!(scraped.sum("fermata_keeper_resident_bytes", &[]) > 1e6 && scraped.sum("fermata_keeper_open_files", &[]) > 5.0);
     journeys(&cli, string(&log[2]["id"]), &scrape);
+}
+
+/// What each class took, duplicates with their distances, and what was not stored.
+fn the_sieve_agrees(scraped: &Scraped, log: &[Value]) {
+    let run = ("run", "main");
+    for class in ["unchanged", "free", "zero", "mapped", "on_disk", "known", "new"] {
+        let took = logged(log, |checkpoint| checkpoint["sieve_ms"][class].as_f64().unwrap() / 1e3);
+        agree(class, scraped.sum("fermata_sieve_seconds_total", &[run, ("class", class)]), took);
+    }
+    for (sieve, bytes) in log[0]["saved_bytes"].as_object().unwrap() {
+        assert!(bytes.is_u64());
+        let bytes = logged(log, |checkpoint| count(&checkpoint["saved_bytes"][sieve]) as f64);
+        agree(sieve, scraped.sum("fermata_saved_bytes_total", &[run, ("sieve", sieve)]), bytes);
+    }
+    // Counts that are nothing are not told.
+    let optional = |value: &Value| value.as_u64().unwrap_or(0) as f64;
+    let known = logged(log, |checkpoint| count(&checkpoint["pages"]["known"]) as f64);
+    let within = logged(log, |checkpoint| optional(&checkpoint["pages"]["within"]));
+    agree("within", scraped.sum("fermata_duplicate_pages_total", &[run, ("checkpoint", "same")]), within);
+    agree("across", scraped.sum("fermata_duplicate_pages_total", &[run, ("checkpoint", "earlier")]), known - within);
+    assert!(known > within && within > 0.0, "the guest's memory has duplicates of both kinds: {known} known, {within} of the same");
+    for place in 0..32 {
+        let least = (1_u64 << place).to_string();
+        let pages = logged(log, |checkpoint| optional(&checkpoint["pages"]["distances"][place]));
+        let labels = [run, ("distance", least.as_str())];
+        let told = if pages > 0.0 { scraped.sum("fermata_duplicate_distance_pages_total", &labels) } else { 0.0 };
+        agree(&format!("distance {least}"), told, pages);
+    }
+    agree("distances", scraped.sum("fermata_duplicate_distance_pages_total", &[run]), known - within);
 }
 
 /// Counts a goto, a fork and a failure; the socket, the command and the port tell the same.

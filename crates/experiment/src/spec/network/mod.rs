@@ -14,7 +14,7 @@ mod tests;
 
 pub use quantities::{ClockOffset, Ipv4, Percent, Rate, Time};
 
-use fermata_net::{Change, Discipline, Mac, Reshape, Shape, topology::MTU_DEFAULT};
+use fermata_net::{Change, Mac, Reshape, Shape, topology::MTU_DEFAULT};
 use fermata_types::VirtualTime;
 use fermata_vm::NETS_MAX;
 use serde::{Serialize, Serializer, ser::SerializeMap};
@@ -224,6 +224,3 @@ fn reshape(raw: &raw::RawShape) -> Reshape {
         discipline: raw.discipline.as_ref().map(|discipline| discipline.value),
     }
 }
-
-/// The words for queue disciplines.
-const DISCIPLINES: [(&str, Discipline); 2] = [("drop-tail", Discipline::DropTail), ("codel", Discipline::Codel)];

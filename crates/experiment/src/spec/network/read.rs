@@ -7,10 +7,10 @@ use super::{
         read::{Fields, boolean, choice, expected, name, parsed, text, whole},
         yaml::{Data, Entry, Value},
     },
-    DISCIPLINES,
     quantities::{ClockOffset, Ipv4, Percent, Rate, Time},
     raw::{InterfaceName, RawBack, RawEndpoint, RawEvent, RawInterface, RawLink, RawShape},
 };
+use fermata_net::Discipline;
 use std::collections::BTreeMap;
 
 const ENDPOINT: &str = "an interface such as \"a:eth1\"";
@@ -103,7 +103,7 @@ fn shape(fields: &mut Fields, faults: &mut Faults) -> RawShape {
         duplicate: fields.take("duplicate").and_then(|value| parsed(value, false, Percent::EXPECTED, faults)),
         reorder: fields.take("reorder").and_then(|value| parsed(value, false, Percent::EXPECTED, faults)),
         queue: fields.take("queue").and_then(|value| whole(value, "a number of frames from 1 to 100000", faults)),
-        discipline: fields.take("discipline").and_then(|value| choice(value, &DISCIPLINES, faults)),
+        discipline: fields.take("discipline").and_then(|value| choice(value, &Discipline::NAMES, faults)),
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
     *,
 };
 use crate::topology;
-use fermata_net::{Chance, InterfaceId, topology::MTU_MAX};
+use fermata_net::{Chance, Discipline, InterfaceId, topology::MTU_MAX};
 use proptest::prelude::*;
 use std::{collections::BTreeMap, fmt::Debug, net::Ipv4Addr, ops::RangeInclusive};
 
