@@ -2,7 +2,8 @@
 
 use std::{env, path::PathBuf, process::Command};
 
-const LIBRARIES: [(&str, &[&str]); 2] = [("shim.so", &["shim/shim.c"]), ("shim-notes.so", &["shim/shim.c", "shim/notes.c"])];
+const LIBRARIES: [(&str, &[&str]); 2] =
+    [("shim.so", &["shim/shim.c", "shim/punches.c"]), ("shim-notes.so", &["shim/shim.c", "shim/punches.c", "shim/notes.c"])];
 
 fn main() {
     println!("cargo::rerun-if-changed=shim");

@@ -105,7 +105,7 @@ impl MachineBody {
                 pages: Arc::new(host.store().clone()),
                 overlay_dir: host.store().live_dir(),
                 read_only: disk.read_only,
-                drop_freed: host.capture().free == FreePages::Auto,
+                drop_freed: host.capture().free != FreePages::Keep,
             };
             let served = Arc::new(Disk::new(options)?);
             let watch: Arc<dyn MemoryWatch> = memory.clone();

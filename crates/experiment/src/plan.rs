@@ -10,7 +10,7 @@ use fermata_disk::Format;
 use fermata_net::{Interface, Topology};
 use fermata_store::Record;
 use fermata_types::{PartKind, PartState, VirtualTime};
-use fermata_vm::{Accel, CONTROL_ADDRESS, CONTROL_PREFIX, MachineConfig, MachineDetails, Net};
+use fermata_vm::{Accel, CONTROL_ADDRESS, CONTROL_PREFIX, FreePages, MachineConfig, MachineDetails, Net};
 use std::path::PathBuf;
 
 /// The machine type of new machines; QEMU puts in the version.
@@ -68,7 +68,8 @@ impl Plan {
     pub fn new(spec: &Spec) -> Self {
         let topology = topology(spec);
         let control = |name: &str, node: &spec::Node| (!node.ports.is_empty()).then(|| mac(&spec.name, name, CONTROL).to_string());
-        let machine = |(name, node): (&String, &spec::Node)| MachinePlan::new(name, node, nets(&topology, name), control(name, node));
+        let machine =
+            |(name, node): (&String, &spec::Node)| MachinePlan::new(spec, (name, node), nets(&topology, name), control(name, node));
         let machines: Vec<_> = spec.nodes.iter().map(machine).collect();
         let of_links = topology.interfaces.iter().filter_map(|interface| Address::new(spec, interface));
         let addresses = of_links.chain(machines.iter().filter_map(|machine| Address::of_control(&machine.machine))).collect();
@@ -105,7 +106,7 @@ impl Address {
 }
 
 impl MachinePlan {
-    fn new(name: &str, node: &spec::Node, nets: Vec<Net>, control: Option<String>) -> Self {
+    fn new(spec: &Spec, (name, node): (&str, &spec::Node), nets: Vec<Net>, control: Option<String>) -> Self {
         let accel = match node.accel {
             spec::Accel::Auto if node.deterministic => Accel::Tcg,
             spec::Accel::Auto => Accel::auto(),
@@ -126,6 +127,8 @@ impl MachinePlan {
             cmdline: node.cmdline.clone(),
             deterministic: node.deterministic,
             vmcoreinfo: true,
+            // One that is to be the same to the last byte has nothing that takes bytes away.
+            balloon: spec.capture.free == FreePages::Balloon && !node.deterministic,
             clock_ahead_ms: node.clock.map_or(0, |clock| clock.0),
             disks: disks.len() as u32,
             nets,

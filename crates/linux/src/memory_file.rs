@@ -7,6 +7,7 @@ use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fstatfs, fstatvfs, seek};
 use std::{
     fs::{File, OpenOptions},
     io,
+    ops::Range,
     os::{
         fd::{AsFd, BorrowedFd},
         unix::fs::{FileExt, OpenOptionsExt},
@@ -59,7 +60,12 @@ impl MemoryFile {
 
     /// Empties the file: every page becomes a hole again, in every mapping of it.
     pub fn clear(&self) -> io::Result<()> {
-        Ok(fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, self.bytes)?)
+        self.punch(0..self.bytes)
+    }
+
+    /// Makes holes of these bytes, which should be whole pages, in every mapping of the file: a hole reads as zeros.
+    pub fn punch(&self, at: Range<u64>) -> io::Result<()> {
+        Ok(fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at.start, at.end.saturating_sub(at.start))?)
     }
 
     /// The stretches that are not holes, as byte offsets `(from, to)`.
@@ -107,7 +113,8 @@ mod tests {
     fn holes_stay_holes_when_read() {
         let path = PathBuf::from(format!("/dev/shm/fermata-test-{}", std::process::id()));
         let file = MemoryFile::create(&path, 1 << 20).unwrap();
-        file.write_at(8192, &[7; 4096]).unwrap();
+        file.write_at(8192, &[7; 12288]).unwrap();
+        file.punch(12288..20480).unwrap();
         file.read_at(65536, &mut [0; 4096]).unwrap();
         assert_eq!(file.populated().unwrap(), [(8192, 12288)]);
         file.clear().unwrap();

@@ -8,6 +8,7 @@
  * bits of all pages written since the last answer. See Documentation/virt/kvm/api.rst, 4.8, 4.35 and 4.117.
  */
 #define _GNU_SOURCE
+#include "shim.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/kvm.h>
@@ -208,10 +209,6 @@ __attribute__((constructor(200))) static void take_notes(void)
         unsigned char how;
         uint64_t address;
     } __attribute__((packed)) data = { 0, 0 };
-    char control[CMSG_SPACE(sizeof(int))] = { 0 };
-    struct iovec vector = { &data, sizeof data };
-    struct msghdr message = { .msg_iov = &vector, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control };
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
     const char *path = getenv("FERMATA_MEMORY");
     int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1, pair[2];
     sigset_t all, before;
@@ -235,20 +232,12 @@ __attribute__((constructor(200))) static void take_notes(void)
     if (errno)
         goto failed;
     data.address = (uint64_t)second;
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof pair[1]);
-    memcpy(CMSG_DATA(header), &pair[1], sizeof pair[1]);
-    if (sendmsg(0, &message, MSG_NOSIGNAL) < 0)
-        _exit(1);
+    hand_out(&data, sizeof data, pair[1]);
     close(pair[1]);
     close(file);
     return;
 failed:
     second = NULL;
     data.how = errno;
-    message.msg_control = NULL;
-    message.msg_controllen = 0;
-    if (sendmsg(0, &message, MSG_NOSIGNAL) < 0)
-        _exit(1);
+    hand_out(&data, sizeof data, -1);
 }

@@ -4,6 +4,7 @@
  * ours, with one byte: how it was had ('k' kernel faults too, 'u' user faults only), or the errno if there is none. All else is done from outside.
  */
 #define _GNU_SOURCE
+#include "shim.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -49,20 +50,13 @@ static int make(char *how)
     return syscall(SYS_userfaultfd, flags | UFFD_USER_MODE_ONLY);
 }
 
-__attribute__((constructor)) static void hand_over(void)
+void hand_out(const void *bytes, size_t count, int fd)
 {
-    char byte, control[CMSG_SPACE(sizeof(int))] = { 0 };
-    struct iovec data = { &byte, 1 };
+    char control[CMSG_SPACE(sizeof(int))] = { 0 };
+    struct iovec data = { (void *)bytes, count };
     struct msghdr message = { .msg_iov = &data, .msg_iovlen = 1 };
-    int fd;
 
-    unsetenv("LD_PRELOAD");
-    /* Without us nobody serves its faults or its disks: it must not outlive us. */
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    fd = dup2(0, STATE_IN) < 0 ? -1 : make(&byte);
-    if (fd < 0) {
-        byte = (char)errno;
-    } else {
+    if (fd >= 0) {
         struct cmsghdr *header;
 
         message.msg_control = control;
@@ -73,8 +67,21 @@ __attribute__((constructor)) static void hand_over(void)
         header->cmsg_len = CMSG_LEN(sizeof fd);
         memcpy(CMSG_DATA(header), &fd, sizeof fd);
     }
-    /* Nobody to hear it: we were left before the line above could tie us to our parent. */
     if (sendmsg(0, &message, MSG_NOSIGNAL) < 0)
         _exit(1);
+}
+
+__attribute__((constructor)) static void hand_over(void)
+{
+    char byte;
+    int fd;
+
+    unsetenv("LD_PRELOAD");
+    /* Without us nobody serves its faults or its disks: it must not outlive us. */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    fd = dup2(0, STATE_IN) < 0 ? -1 : make(&byte);
+    if (fd < 0)
+        byte = (char)errno;
+    hand_out(&byte, sizeof byte, fd);
     /* The descriptor stays open here: should we die first, the kernel must not let the guest go on with empty pages. */
 }

@@ -61,6 +61,9 @@ pub struct MachineConfig {
     /// The guest's kernel can say where it has described itself: QEMU's device `vmcoreinfo`. Machines of older checkpoints have none.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub vmcoreinfo: bool,
+    /// It has a balloon, through which its kernel reports free pages: those lose their content at once. Machines of older checkpoints have none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub balloon: bool,
     /// Milliseconds by which its clock is ahead of the host's when it boots. The clock is set to the second.
     #[serde(default, skip_serializing_if = "is_right")]
     pub clock_ahead_ms: i64,
@@ -99,6 +102,8 @@ const NET_SLOT: u32 = 16;
 pub(crate) const CONTROL: &str = "control";
 /// The place of the control interface on the PCI bus: beside functions of the chipset, behind all others. So a guest that counts its interfaces counts it last.
 const CONTROL_PLACE: &str = "0x1f.6";
+/// The place of the balloon on the PCI bus: there too, where it takes nobody's.
+const BALLOON_PLACE: &str = "0x1f.5";
 /// The network behind it. No experiment should use these addresses, which are set aside for trials of routers (RFC 2544).
 const CONTROL_NET: &str = "198.18.0.0/24";
 /// The guest's address there. It is given to a guest that asks by DHCP.
@@ -296,6 +301,11 @@ fn devices(line: &mut Line, config: &MachineConfig, id: &MachineId, place: &Plac
                 net_id(*number)
             ),
         );
+    }
+    if config.balloon {
+        // Nobody inflates it: what it is there for are the reports. A guest that expects a pattern in free pages says so (page-poison, QEMU's default), and its
+        // reports are not acted upon; one that expects zeros gets them.
+        line.add("-device", format!("virtio-balloon-pci,id=balloon,addr={BALLOON_PLACE},free-page-reporting=on,disable-legacy=on"));
     }
     if let Some(mac) = &config.control {
         // Restricted: nothing comes in but through ports that are forwarded, and nothing gets out.

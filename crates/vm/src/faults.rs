@@ -3,7 +3,7 @@
 //! A touch goes to the pager, which brings the page in. A write first lets a checkpoint under way copy the page ([`Held`]), then is noted by the tracker,
 //! which lets it through. With asynchronous tracking the kernel lets writes through by itself, and only touches come here.
 
-use crate::{Error, held::Held, pager::Pager};
+use crate::{Error, held::Held, holes::Holes, pager::Pager};
 use fermata_linux::{Child, Fault, FaultKind, MemoryFile, Userfault};
 use fermata_tracker::WriteLog;
 use fermata_types::{PAGE_SIZE, PageNumber};
@@ -32,6 +32,7 @@ pub(crate) struct Memory {
     /// Notes writes, if they wait for us.
     pub log: Option<WriteLog>,
     pub held: Arc<Held>,
+    pub holes: Holes,
     /// Held from the copy of a page to the write that it was made for. Two may fault on one page, and when the second is answered the page may be
     /// protected again, for a checkpoint that was not there when the page was preserved.
     pub letting_through: Mutex<()>,

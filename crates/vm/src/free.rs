@@ -33,6 +33,8 @@ pub enum FreePages {
     Auto,
     /// Keeps every page.
     Keep,
+    /// The same as [`Auto`](Self::Auto), for machines with a balloon, through which their kernels report free pages.
+    Balloon,
 }
 
 /// The last survey of a machine, for the next checkpoint to take over what did not change.
@@ -121,7 +123,7 @@ impl Memo {
         });
         match result {
             Ok((survey, told)) => Seen {
-                free: if free == FreePages::Auto && !config.deterministic { survey.free().clone() } else { PageSet::new() },
+                free: if free != FreePages::Keep && !config.deterministic { survey.free().clone() } else { PageSet::new() },
                 composition: survey.composition().clone(),
                 known: Some((survey, told)),
             },
@@ -254,6 +256,7 @@ mod tests {
             cmdline: None,
             deterministic: false,
             vmcoreinfo: true,
+            balloon: false,
             clock_ahead_ms: 0,
             disks: 0,
             nets: Vec::new(),

@@ -8,6 +8,7 @@
 //! - [`known`]: pages that equal blocks of disks, and need not be copied
 //! - [`capture`]: when a checkpoint copies pages; `held`: copy-on-write; `staging`: copies of pages
 //! - [`free`]: which pages are free in the guest, and what the others are for
+//! - `holes`, `shim/punches.c`: pages that the guest gives back through its balloon
 //! - `watch`, `faults`: which tracker watches the machine, and who answers its userfaultfd
 //! - `monitor`, `device_state`: QMP, QEMU's state stream; `lines`: what QEMU and the agent may say at once
 //! - `fuzzing`: what fuzzers call, only with that feature
@@ -27,6 +28,7 @@ pub mod free;
 #[doc(hidden)]
 pub mod fuzzing;
 mod held;
+mod holes;
 pub mod known;
 mod lines;
 pub mod machine;

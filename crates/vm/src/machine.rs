@@ -12,7 +12,9 @@ use crate::{
     device_state,
     faults::{Fate, FaultServer, Memory},
     held::{Held, HeldPages},
+    holes::{self, Holes, Puncher},
     monitor::{Monitor, Ticket},
+    notes::Notes,
     pager::{Pager, Paging},
     watch,
 };
@@ -27,7 +29,10 @@ use std::{
     io::{Read, Write},
     net::{Ipv4Addr, Shutdown},
     ops::Range,
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::{
+        fs::{DirBuilderExt, OpenOptionsExt},
+        net::UnixStream,
+    },
     process::{Command, Stdio},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock,
@@ -116,6 +121,7 @@ pub struct Machine {
     capture: CaptureOptions,
     /// Runs from when there is something to serve: at once if writes wait for us, else when a state is being restored.
     faults: OnceLock<FaultServer>,
+    _puncher: Option<Puncher>,
     agent: Agent,
     /// It came back powered off.
     off: AtomicBool,
@@ -162,20 +168,8 @@ impl Machine {
         let ram = Arc::new(MemoryFile::create(&place.ram(), config.memory).map_err(failed("making guest memory in", &place.ram()))?);
         let id = MachineId(fermata_linux::random::bytes().map_err(failed("drawing a machine id for", &place.directory))?);
         let child = Arc::new(spawn(&config, &id, &place, start, capture.tracker)?);
-        let notes = watch::notes(capture.tracker, &child, &ram, PATIENCE)
-            .map_err(|error| not_handed_over(&name, &place, &child, "KVM's notes", &error))?;
-        let ([how], descriptor) =
-            child.receive_descriptor(PATIENCE).map_err(|error| not_handed_over(&name, &place, &child, "userfaultfd", &error))?;
-        let writes = watch::writes(capture.tracker);
-        let userfault = Userfault::new(descriptor, writes)
-            .map_err(|error| unsupported(&name, &format!("what the tracker {} needs of userfaultfd ({error})", capture.tracker)))?;
+        let (notes, punches, userfault) = handed_out(&config, &place, &child, capture.tracker, &ram)?;
         let monitor = Arc::new(Monitor::connect(&name, &place.monitor_socket(), place.log(), child.clone())?);
-        if how == b'u' && config.accel == Accel::Kvm {
-            return Err(unsupported(
-                &name,
-                "a full userfaultfd, which KVM needs: run `sysctl vm.unprivileged_userfaultfd=1` or give access to /dev/userfaultfd",
-            ));
-        }
         let base =
             fermata_linux::maps::address_of(child.pid(), ram.path(), config.memory, notes.as_ref().map(|notes| notes.mapping().start))
                 .map_err(failed("looking for the mapping of", ram.path()))?
@@ -193,23 +187,25 @@ impl Machine {
         let (tracker, log) = watch::tracker(capture.tracker, child.pid(), memory.clone(), &userfault, &ram, notes)?;
         let agent = Agent::new(name, place.agent_socket(), child.clone(), monitor.clone());
         let held = Arc::new(Held::new(ram.clone()));
-        let memory = Memory {
+        let memory = Arc::new(Memory {
             ram,
             range: memory,
             userfault,
             log,
             held,
+            holes: Holes::default(),
             letting_through: Mutex::new(()),
             pager: OnceLock::new(),
             fate: Fate::new(child.clone()),
-        };
+        });
         let machine = Self {
             config,
             id,
             place,
             child,
             monitor,
-            memory: Arc::new(memory),
+            _puncher: punches.map(|socket| Puncher::start(socket, memory.clone())),
+            memory,
             protector: tracker.protector(),
             tracker: Mutex::new(tracker),
             capture,
@@ -425,9 +421,11 @@ impl Machine {
         }
     }
 
-    /// Pages written by the guest and by QEMU since the last call. For one instant of all of them the machine must be stopped.
+    /// Pages written by the guest and by QEMU since the last call, and those that the guest has given back. For one instant of all of them the machine must be
+    /// stopped.
     pub fn take_written(&self) -> Result<PageSet> {
-        Ok(self.tracker.lock().expect("nobody panics with the lock").take()?)
+        let written = self.tracker.lock().expect("nobody panics with the lock").take()?;
+        Ok(written | self.memory.holes.take_written())
     }
 
     /// Whether [`watch_writes`](Self::watch_writes) can be had: the tracker decides.
@@ -614,8 +612,35 @@ fn spawn(config: &MachineConfig, id: &MachineId, place: &Place, start: Start, tr
     if tracker == Choice::KvmLog {
         command.env("FERMATA_MEMORY", place.ram());
     }
+    if config.balloon {
+        command.env("FERMATA_PUNCHES", place.ram());
+    }
     command.stdout(Stdio::null()).stderr(log);
     launch(command).map_err(|source| Error::NoQemu { machine: config.name.clone(), program, source })
+}
+
+/// What the library preloaded into QEMU sends, in its order: KVM's notes if the tracker wants them, a socket for holes if there is a balloon, the userfaultfd.
+fn handed_out(
+    config: &MachineConfig,
+    place: &Place,
+    child: &Child,
+    tracker: Choice,
+    ram: &Arc<MemoryFile>,
+) -> Result<(Option<Notes>, Option<UnixStream>, Userfault)> {
+    let name = &config.name;
+    let lost = |what| move |error| not_handed_over(name, place, child, what, &error);
+    let notes = watch::notes(tracker, child, ram, PATIENCE).map_err(lost("KVM's notes"))?;
+    let punches = holes::receive(config, child, PATIENCE).map_err(lost("a socket for holes in its memory"))?;
+    let ([how], descriptor) = child.receive_descriptor(PATIENCE).map_err(lost("userfaultfd"))?;
+    if how == b'u' && config.accel == Accel::Kvm {
+        return Err(unsupported(
+            name,
+            "a full userfaultfd, which KVM needs: run `sysctl vm.unprivileged_userfaultfd=1` or give access to /dev/userfaultfd",
+        ));
+    }
+    let userfault = Userfault::new(descriptor, watch::writes(tracker))
+        .map_err(|error| unsupported(name, &format!("what the tracker {tracker} needs of userfaultfd ({error})")))?;
+    Ok((notes, punches, userfault))
 }
 
 /// Puts what QEMU says of a machine type that it does not have into words that help.

@@ -8,7 +8,7 @@
 use crate::{Error, Result, faults::Memory};
 use fermata_linux::{Installed, priority};
 use fermata_store::Store;
-use fermata_types::{PAGE_SIZE, PageNumber, PageSet, Root};
+use fermata_types::{PAGE_SIZE, PageName, PageNumber, PageSet, Root};
 use std::{
     io,
     ops::Range,
@@ -200,7 +200,7 @@ impl Shared {
     }
 
     fn bring_in(&self, page: PageNumber) -> Result<()> {
-        match self.store.lookup(&self.root, page)? {
+        match self.kept(page)? {
             Some(name) => {
                 let mut content = [0; PAGE_SIZE];
                 self.store.read_page(&name, &mut content)?;
@@ -214,17 +214,29 @@ impl Shared {
         Ok(())
     }
 
+    /// What a page is called in the store; none if it is zero. One that the guest has given back is, whatever it was in the checkpoint.
+    fn kept(&self, page: PageNumber) -> Result<Option<PageName>> {
+        if self.memory().is_some_and(|memory| memory.holes.shut().contains(page)) {
+            return Ok(None);
+        }
+        Ok(self.store.lookup(&self.root, page)?)
+    }
+
     /// How many pages from this zero page on are zero too, within its aligned neighbourhood.
     fn zeros_from(&self, page: PageNumber) -> Result<u32> {
         let end = u64::from(page / ZERO_AROUND + 1) * u64::from(ZERO_AROUND);
         let mut next = page + 1;
-        while u64::from(next) < end.min(self.root.pages) && self.store.lookup(&self.root, next)?.is_none() {
+        while u64::from(next) < end.min(self.root.pages) && self.kept(next)?.is_none() {
             next += 1;
         }
         Ok(next - page)
     }
 
     fn install_kept(&self, page: PageNumber, content: &[u8]) -> Result<()> {
+        let Some(memory) = self.memory() else { return Ok(()) };
+        // From here until it is in: the guest may have given it back since it was read.
+        let holes = memory.holes.shut();
+        let content = if holes.contains(page) { &ZEROS[..PAGE_SIZE] } else { content };
         if self.install(page, content)? == Installed::New {
             self.restored.fetch_add(1, Ordering::Relaxed);
         }
@@ -250,7 +262,7 @@ impl Shared {
             if u64::from(page) >= self.root.pages || !seen.insert(page) {
                 continue;
             }
-            match self.store.lookup(&self.root, page)? {
+            match self.kept(page)? {
                 Some(name) => wanted.push((page, name)),
                 None => _ = self.install(page, &ZEROS[..PAGE_SIZE])?,
             }
@@ -272,7 +284,7 @@ impl Shared {
     }
 
     /// False if the machine ended before all was read.
-    fn read(&self, wanted: Vec<(PageNumber, fermata_types::PageName)>) -> Result<bool> {
+    fn read(&self, wanted: Vec<(PageNumber, PageName)>) -> Result<bool> {
         let failed = OnceLock::new();
         self.store.read_pages(wanted, &|page, content| match self.install_kept(page, content) {
             Ok(()) => self.memory().is_some(),

@@ -96,8 +96,9 @@ pub(super) struct RawSpec {
     /// Take all of the memory in each checkpoint, not only what was written. It is only good for comparing.
     #[schemars(extend("default" = false))]
     pub full: Option<Spanned<bool>>,
-    /// Whether checkpoints leave out pages that are free in the guest: `keep` keeps them, for those who compare whole memories.
-    #[schemars(with = "Option<String>", extend("enum" = ["auto", "keep"], "default" = "auto"))]
+    /// Whether checkpoints leave out pages that are free in the guest: `keep` keeps them, for those who compare whole memories; `balloon` gives machines a
+    /// balloon as well, for kernels that report free pages and do not tell where they have described them.
+    #[schemars(with = "Option<String>", extend("enum" = ["auto", "keep", "balloon"], "default" = "auto"))]
     pub free: Option<Spanned<FreePages>>,
     /// What holds for every machine that does not say otherwise.
     pub defaults: Option<RawNode>,

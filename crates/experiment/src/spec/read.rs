@@ -13,7 +13,7 @@ use super::{
 use fermata_vm::{CaptureMode, FreePages, TrackerChoice};
 use std::{collections::BTreeMap, str::FromStr};
 
-const FREE: [(&str, FreePages); 2] = [("auto", FreePages::Auto), ("keep", FreePages::Keep)];
+const FREE: [(&str, FreePages); 3] = [("auto", FreePages::Auto), ("keep", FreePages::Keep), ("balloon", FreePages::Balloon)];
 
 /// Reads the whole document; none when something in it could not be read.
 pub(super) fn spec(document: Value, faults: &mut Faults) -> Option<RawSpec> {

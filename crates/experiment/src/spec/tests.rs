@@ -610,7 +610,7 @@ fn spec() -> impl Strategy<Value = Spec> {
     let every = prop::option::of((100_u64..86_400_000).prop_map(Duration::from_millis));
     let mode = prop::sample::select(vec![CaptureMode::Auto, CaptureMode::Stop, CaptureMode::Precopy, CaptureMode::Cow]);
     let tracker = prop::sample::select(vec![TrackerChoice::Auto, TrackerChoice::Scan, TrackerChoice::Userfault, TrackerChoice::KvmRing]);
-    let free = prop::sample::select(vec![FreePages::Auto, FreePages::Keep]);
+    let free = prop::sample::select(vec![FreePages::Auto, FreePages::Keep, FreePages::Balloon]);
     let capture = (mode, tracker, any::<bool>(), free).prop_map(|(mode, tracker, full, free)| CaptureOptions { tracker, mode, full, free });
     ("[a-z0-9][a-z0-9-]{0,31}", every, capture, prop::collection::btree_map("[a-z0-9][a-z0-9-]{0,31}", node, 1..4))
         .prop_map(|(name, every, capture, nodes)| Spec { name, every, capture, nodes, links: Vec::new(), events: Vec::new() })

@@ -1,0 +1,121 @@
+//! Guests that report free pages through the balloon, and do not tell of them otherwise: what they give back is gone at once, no checkpoint keeps it, and nobody
+//! sees it again. About 50 s.
+
+use fermata_experiment::{Asked, Journey, Run, Status};
+use fermata_store::Record;
+use fermata_testkit::{
+    Bench, Snapshot,
+    bench::{await_console, console},
+    cli::await_that,
+    guests,
+};
+use fermata_types::{CheckpointId, PAGE_SIZE};
+use std::{fs, os::unix::fs::MetadataExt, time::Duration};
+
+const BOOT: Duration = Duration::from_secs(120);
+const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false };
+const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false };
+/// Looks at the content of all that would be taken as known to equal a block.
+const PARANOID: Asked = Asked { message: None, paranoid: true, when: None, in_turn: false };
+
+/// What is written and given back: half as a file in memory, half as the page cache of one on the disk.
+const FILE_MIB: u64 = 24;
+const PAGES: u64 = 2 * FILE_MIB * 256;
+/// The kernel reports blocks of 2 MiB and more only.
+const MOST: u64 = PAGES / 4 * 3;
+
+fn shell(run: &Run, script: &str) -> String {
+    let command = ["sh", "-c", script].map(str::to_owned);
+    let done = run.body().machine().agent().execute(&command, None, BOOT).expect("the guest's agent answers");
+    assert_eq!(done.status, 0, "{script}: {}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8_lossy(&done.stdout).trim().to_owned()
+}
+
+/// Pages of the host that the guest's memory takes.
+fn taken(run: &Run) -> u64 {
+    fs::metadata(run.body().machine().ram().path()).expect("it has memory").blocks() / (PAGE_SIZE as u64 / 512)
+}
+
+/// Waits until the guest has looked at its memory and its files twice more.
+fn goes_on(run: &Run) {
+    let rounds = |text: &str| text.matches("selfcheck round").count();
+    let before = rounds(&console(&run.body()));
+    await_console(&run.body(), BOOT, |text| (text.contains("SELFCHECK FAIL") || rounds(text) >= before + 2).then_some(()));
+    assert!(!console(&run.body()).contains("SELFCHECK FAIL"), "{}", console(&run.body()));
+    assert_eq!(shell(run, "dmesg | grep -cE 'pagealloc|corruption|Bad page|Oops|BUG:' || true"), "0");
+    assert_eq!(run.body().machine().status(), Status::Running);
+}
+
+/// Has the guest give back what it has, and waits until it is gone.
+fn gives_back(run: &Run) {
+    let before = taken(run);
+    shell(run, "rm /run/large; echo 3 > /proc/sys/vm/drop_caches");
+    await_that("the kernel has reported what is free", BOOT, || taken(run) + MOST <= before);
+}
+
+/// A checkpoint, each page of which is what the machine had.
+fn exact(bench: &Bench, run: &Run) -> (CheckpointId, Record) {
+    let mut original = None;
+    let (id, record) = run.checkpoint_observed(None, &mut |body| original = Some(Snapshot::of(body))).expect("a checkpoint");
+    let copy = Snapshot::of(&bench.arrive("look", &id, &record, PAUSED).body());
+    assert_eq!(original.expect("the pause was seen").differences(&copy), Vec::<String>::new());
+    (id, record)
+}
+
+/// Takes much memory that nobody clears, since the kernel has cleared it when it was given back, and counts what is not zero there beside what the program
+/// itself has written: 8 words of each page.
+fn finds_only_zeros(run: &Run) {
+    const MIB: u64 = 48;
+    let found = shell(
+        run,
+        &format!(
+            "steps {MIB} 1 1000000000 > /dev/null & program=$!; sleep 3; \
+             while read range rest; do from=$((0x${{range%-*}})) to=$((0x${{range#*-}})); \
+                 [ $((to - from)) -ge $(({MIB} << 20)) ] && at=$((from / 4096)); done < /proc/$program/maps; \
+             dd if=/proc/$program/mem bs=4096 skip=$at count=$(({MIB} << 8)) 2> /dev/null | tr -d '\\0' | wc -c; kill $program"
+        ),
+    );
+    let (bytes, pages) = (found.parse::<u64>().unwrap_or_else(|_| panic!("no count: {found}")), MIB << 8);
+    assert!((pages * 32..=pages * 65).contains(&bytes), "{bytes} bytes are not zero in {pages} pages");
+}
+
+fn given_back(name: &str, keys: &str) {
+    let disk = tempfile::NamedTempFile::new().expect("a file");
+    fs::copy(guests::file("tiny-disk.raw"), disk.path()).expect("room for the disk");
+    let node = format!("    image: {}\n    cpus: 2\n", disk.path().display());
+    // The driver through which the kernel would tell where it has described its pages.
+    let told = "module_blacklist=qemu_fw_cfg init_on_free=1 fermata.run=selfcheck:16:4 fermata.disk=rw";
+    let bench = Bench::new(&(keys.to_owned() + "free: balloon\n" + &guests::tiny(name, told, &node)));
+    let run = bench.boot();
+    await_console(&run.body(), BOOT, |text| (text.contains("SELFCHECK FAIL") || text.contains("selfcheck round")).then_some(()));
+    shell(&run, &format!("head -c {} /dev/urandom > /run/large; cat /run/large > /disk/large; sync", FILE_MIB << 20));
+    let (full, full_record) = run.checkpoint_as(PARANOID, &|| true).expect("a checkpoint");
+    assert!(full_record.cost.composition["m1"].unknown.is_some(), "{:?}", full_record.cost.composition);
+    // Clean pages go: no write, nothing but the report tells of them.
+    gives_back(&run);
+    let (_, record) = run.checkpoint_as(PARANOID, &|| true).expect("a checkpoint");
+    let (before, after) = (full_record.cost.parts["m1"], record.cost.parts["m1"]);
+    assert!(before.total() == after.total() && after.zero >= MOST, "{before:?} {after:?}");
+    exact(&bench, &run);
+    finds_only_zeros(&run);
+    goes_on(&run);
+    drop(run);
+    // And while its pages are still on their way.
+    let back = bench.arrive("back", &full, &full_record, RUNNING);
+    shell(&back, "rm /run/large; echo 3 > /proc/sys/vm/drop_caches; sleep 5");
+    finds_only_zeros(&back);
+    goes_on(&back);
+    await_that("all is restored", BOOT, || back.body().machine().paging().is_some_and(|paging| paging.complete));
+    exact(&bench, &back);
+    assert_eq!(shell(&back, "head -c 1000 /disk/large | wc -c"), "1000");
+}
+
+#[test]
+fn what_is_given_back_is_gone() {
+    given_back("gone", "");
+}
+
+#[test]
+fn what_is_given_back_is_gone_where_writes_wait() {
+    given_back("gone-cow", "tracker: userfault\ncapture: cow\n");
+}
