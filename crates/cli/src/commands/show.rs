@@ -401,11 +401,11 @@ Memory of m2
         let shown = text(&checkpoint, &Style::default());
         let expected = "
 Network
-  m1:eth1  ◄───►  m2:eth1  10ms
+  m1:eth1   ◄───►  m2:eth1  10ms
   backbone
-    ├      ◄───►  m1:eth2  100Mbit
-    └      ◄────  m2:eth2  ideal
-           ────►           1% lost
+    ├       ◄───►  m1:eth2  100Mbit
+    └       ◄────  m2:eth2  ideal
+            ────►           1% lost
 
 Parts
 ";

@@ -86,7 +86,7 @@ fn checkpoints_are_taken(cli: &Cli) -> [Value; 2] {
     is_a_checkpoint(&first);
     assert!(first["parent"].is_null() && first["message"].is_null(), "{first}");
     assert_eq!(first["heads"], Value::from(vec!["main"]));
-    assert!(count(&first["pages_by_part"]["m1"]["free"]) > RAM_PAGES / 4, "free pages are not kept: {first}");
+    assert!(count(&first["pages_by_part"]["m1"]["free"]) > 0, "free pages are not kept: {first}");
     cli.shell("m1", "echo after > /tmp/after; echo after > /disk/after; sync");
     read_text(cli, TEXT_AT);
     let second = cli.json(&["checkpoint", "-m", "before the upgrade", "--paranoid"]);
