@@ -91,7 +91,10 @@ fn file(data: &[u8], fit: Fit) {
         Fit::Trailer if data.len() >= 4 => {
             let body = &data[4..];
             let (frames, table) = body.split_at(body.len().saturating_sub(u32_at(data, 0) as usize));
-            let (id, trailer) = contents::trailer(table, (contents::HEADER + frames.len()) as u64);
+            let mut sum = crc32fast::Hasher::new();
+            sum.update(&contents::header());
+            sum.update(frames);
+            let (id, trailer) = contents::trailer(table, (contents::HEADER + frames.len()) as u64, sum);
             (id, [&contents::header(), body, &trailer].concat())
         }
         _ => (PackId([7; 32]), data.to_vec()),

@@ -105,7 +105,7 @@ impl Inner {
     fn read_piece(&self, piece: &Piece, buffer: &mut Vec<u8>) -> Result<()> {
         let length = (piece.bytes.end - piece.bytes.start) as usize;
         match piece.lies {
-            Lies::Pack(pack) => self.pack(pack)?.span(piece.bytes.start, length, buffer),
+            Lies::Pack(pack) => self.pack(pack)?.span(piece.bytes.start, length, &"piece of the pack", buffer),
             Lies::Image(number) => {
                 let open = self.images.read().unwrap_or_else(|poisoned| poisoned.into_inner()).get(&number).cloned();
                 let failed = |error| Error::io("read", Path::new("golden image"))(error);

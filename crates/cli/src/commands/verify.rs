@@ -67,6 +67,9 @@ fn text(verified: &Verified, quick: bool, style: &Style) -> String {
             text::several(verified.images_unchecked.len() as u64, "golden image")
         );
     }
+    if verified.packs_unguarded > 0 {
+        lines += &format!("{} of an older version, without a checksum\n", text::several(verified.packs_unguarded, "pack"));
+    }
     if verified.orphans > 0 {
         lines += &format!("{} that nothing names; `fermata gc` removes that\n", text::several(verified.orphans, "pack"));
     }
@@ -89,6 +92,7 @@ fn damage_text(damage: &Damage, style: &Style) -> String {
         Remedy::Rebuild => "`fermata rebuild`: the packs are right, the index is not",
         Remedy::Image => "put the golden image back as it was",
         Remedy::Collect => "`fermata gc` removes it",
+        Remedy::Nothing => "nothing needs to be done; put the file back from a copy to be rid of it",
         _ => "see the documentation of a newer version",
     };
     lines + &format!("  mend: {mend}\n")

@@ -9,6 +9,7 @@ use crate::{
     Error, Result,
     files::{Medium, TempFile},
 };
+use crc32fast::Hasher;
 use fermata_types::{BlobName, CheckpointId, NodeName, PAGE_SIZE, PackId, PageBuf, PageName};
 use std::{
     path::{Path, PathBuf},
@@ -21,6 +22,8 @@ pub(crate) struct PackBuilder {
     encoder: Encoder,
     /// Where the next frame goes.
     end: u64,
+    /// Of all that lies before that.
+    sum: Hasher,
     contents: Contents,
     pages: Vec<u8>,
     page_names: Vec<[u8; 32]>,
@@ -42,12 +45,15 @@ impl PackBuilder {
     /// A new pack in the directory for those that are not finished.
     pub fn new(medium: Arc<dyn Medium>, directory: &Path) -> Result<Self> {
         let file = TempFile::create(medium, directory)?;
+        let mut sum = Hasher::new();
         file.write_at(&contents::header(), 0)?;
+        sum.update(&contents::header());
         let encoder = Encoder::new().map_err(Error::io("start to compress", file.path()))?;
         Ok(Self {
             file,
             encoder,
             end: contents::HEADER as u64,
+            sum,
             contents: Contents::default(),
             pages: Vec::with_capacity(PAGES_MAX * PAGE_SIZE),
             page_names: Vec::with_capacity(PAGES_MAX),
@@ -112,7 +118,7 @@ impl PackBuilder {
         if encoded.len() as u64 > contents::CONTENTS_MAX {
             return Err(too_large());
         }
-        let (id, trailer) = contents::trailer(&encoded, self.end);
+        let (id, trailer) = contents::trailer(&encoded, self.end, self.sum);
         self.file.write_at(&encoded, self.end)?;
         self.file.write_at(&trailer, self.end + encoded.len() as u64)?;
         let path = place(shelf, &id);
@@ -158,6 +164,7 @@ impl PackBuilder {
         self.failed = true;
         let frame = self.encoder.encode(kind, names.len(), raw).map_err(Error::io("compress for", self.file.path()))?;
         self.file.write_at(frame, self.end)?;
+        self.sum.update(frame);
         self.failed = false;
         let length = frame.len() as u32;
         self.contents.push(Entry { kind, offset: self.end, length, names });

@@ -2,14 +2,19 @@
 
 use super::{Kind, frame, name_at, u16_at, u32_at, u64_at};
 use crate::hash;
+use crc32fast::Hasher;
 use fermata_types::PackId;
 
 /// Bytes of the header.
 pub(crate) const HEADER: usize = 16;
 /// Bytes of the trailer.
 pub(crate) const TRAILER: usize = 64;
-/// The version written, and the only one read.
-pub(crate) const VERSION: u32 = 1;
+/// The version written.
+pub(crate) const VERSION: u32 = 2;
+/// A version that is read too: without a checksum.
+const UNGUARDED: u32 = 1;
+/// Where in the trailer the checksum lies, of all that comes before it in the file.
+pub(crate) const SUM: usize = 52;
 /// Frames in a pack at most.
 pub(crate) const FRAMES_MAX: usize = 1 << 26;
 /// Bytes of a table of contents at most.
@@ -110,25 +115,34 @@ pub(crate) fn check_header(bytes: &[u8; HEADER]) -> Result<(), Foreign> {
         return Err(Foreign::Damaged("this is no header of a pack".into()));
     }
     match u32_at(bytes, 8) {
-        VERSION => Ok(()),
+        VERSION | UNGUARDED => Ok(()),
         version => Err(Foreign::Version(version)),
     }
 }
 
-pub(crate) fn trailer(contents: &[u8], at: u64) -> (PackId, [u8; TRAILER]) {
+/// The id of a pack, and the trailer that goes behind this table of contents, which lies at `at`. `sum` has been given all that lies before the table.
+pub(crate) fn trailer(contents: &[u8], at: u64, mut sum: Hasher) -> (PackId, [u8; TRAILER]) {
     let id = hash::contents(contents);
     let mut bytes = [0; TRAILER];
     bytes[..8].copy_from_slice(&at.to_le_bytes());
     bytes[8..16].copy_from_slice(&(contents.len() as u64).to_le_bytes());
     bytes[16..48].copy_from_slice(id.as_bytes());
-    bytes[48..52].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[48..SUM].copy_from_slice(&VERSION.to_le_bytes());
+    sum.update(contents);
+    sum.update(&bytes[..SUM]);
+    bytes[SUM..56].copy_from_slice(&sum.finalize().to_le_bytes());
     bytes[56..].copy_from_slice(MAGIC_END);
     (id, bytes)
 }
 
 /// Where the table of contents lies and how long it is, by the trailer of a pack of this length and id.
 pub(crate) fn check_trailer(bytes: &[u8; TRAILER], id: &PackId, pack_length: u64) -> Result<(u64, u64), String> {
-    if &bytes[56..] != MAGIC_END || u32_at(bytes, 48) != VERSION || bytes[52..56] != [0; 4] {
+    let known = match u32_at(bytes, 48) {
+        VERSION => true,
+        UNGUARDED => bytes[SUM..56] == [0; 4],
+        _ => false,
+    };
+    if &bytes[56..] != MAGIC_END || !known {
         return Err("this is no trailer of a pack".into());
     }
     if &bytes[16..48] != id.as_bytes() {
@@ -137,4 +151,9 @@ pub(crate) fn check_trailer(bytes: &[u8; TRAILER], id: &PackId, pack_length: u64
     let (at, length) = (u64_at(bytes, 0), u64_at(bytes, 8));
     let fits = at >= HEADER as u64 && length <= CONTENTS_MAX && at.checked_add(length + TRAILER as u64) == Some(pack_length);
     fits.then_some((at, length)).ok_or_else(|| format!("a table of contents of {length} bytes at {at} does not fit the file"))
+}
+
+/// The checksum in a trailer that was checked; none: the pack is of a version without.
+pub(crate) fn sum(bytes: &[u8; TRAILER]) -> Option<u32> {
+    (u32_at(bytes, 48) != UNGUARDED).then(|| u32_at(bytes, SUM))
 }

@@ -6,6 +6,7 @@ use super::{
     contents::{self, Contents, Foreign},
 };
 use crate::{Error, Result, hash};
+use crc32fast::Hasher;
 use fermata_types::PackId;
 use std::{
     cell::RefCell,
@@ -57,16 +58,12 @@ impl PackFile {
     /// The frame at this place, for the object named.
     pub fn frame(&self, offset: u64, length: u32, object: &dyn Display) -> Result<Frame> {
         let mut bytes = Vec::new();
-        self.read_span(offset, length as usize, object, &mut bytes)?;
+        self.span(offset, length as usize, object, &mut bytes)?;
         self.decode(&bytes, offset, object)
     }
 
-    /// The bytes at this place, whatever lies there.
-    pub fn span(&self, offset: u64, length: usize, into: &mut Vec<u8>) -> Result<()> {
-        self.read_span(offset, length, &"piece of the pack", into)
-    }
-
-    fn read_span(&self, offset: u64, length: usize, object: &dyn Display, into: &mut Vec<u8>) -> Result<()> {
+    /// The bytes at this place, whatever lies there, for the object named.
+    pub fn span(&self, offset: u64, length: usize, object: &dyn Display, into: &mut Vec<u8>) -> Result<()> {
         // Before anything is allocated: the index may ask for any length.
         if offset.checked_add(length as u64).is_none_or(|end| end > self.length) {
             let detail = format!("it should reach to byte {offset} + {length}, but the file ends at {}", self.length);
@@ -90,17 +87,43 @@ impl PackFile {
     /// The table of contents, checked against the id of the pack.
     pub fn contents(&self, id: &PackId) -> Result<Contents> {
         const OBJECT: &str = "table of contents";
-        let at = self.length.saturating_sub(contents::TRAILER as u64);
-        let mut trailer = [0; contents::TRAILER];
-        self.read_at(&mut trailer, at, &"trailer of the pack")?;
+        let trailer = self.trailer()?;
         let (at, length) = contents::check_trailer(&trailer, id, self.length)
-            .map_err(|detail| Error::corrupt(&self.path, at, "trailer of the pack", detail))?;
+            .map_err(|detail| Error::corrupt(&self.path, self.trailer_at(), "trailer of the pack", detail))?;
         let mut bytes = vec![0; length as usize];
         self.read_at(&mut bytes, at, &OBJECT)?;
         if hash::contents(&bytes) != *id {
             return Err(Error::corrupt(&self.path, at, OBJECT, "it does not fit the pack's name"));
         }
         Contents::decode(&bytes, at).map_err(|detail| Error::corrupt(&self.path, at, OBJECT, detail))
+    }
+
+    /// The checksum of all bytes before it, in a pack whose table of contents was read; none: the pack is of a version without.
+    pub fn sum(&self) -> Result<Option<u32>> {
+        Ok(contents::sum(&self.trailer()?))
+    }
+
+    /// The checksum as it is now of all bytes before the one in the trailer. `sum` has been given all that lies before `at`.
+    pub fn sum_from(&self, mut at: u64, mut sum: Hasher) -> Result<u32> {
+        const PIECE: u64 = 1 << 20;
+        let end = self.trailer_at() + contents::SUM as u64;
+        let mut bytes = Vec::new();
+        while at < end {
+            self.span(at, PIECE.min(end - at) as usize, &"table of contents", &mut bytes)?;
+            sum.update(&bytes);
+            at += bytes.len() as u64;
+        }
+        Ok(sum.finalize())
+    }
+
+    fn trailer_at(&self) -> u64 {
+        self.length.saturating_sub(contents::TRAILER as u64)
+    }
+
+    fn trailer(&self) -> Result<[u8; contents::TRAILER]> {
+        let mut trailer = [0; contents::TRAILER];
+        self.read_at(&mut trailer, self.trailer_at(), &"trailer of the pack")?;
+        Ok(trailer)
     }
 
     fn read_at(&self, into: &mut [u8], offset: u64, object: &dyn Display) -> Result<()> {

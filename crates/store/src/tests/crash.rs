@@ -4,6 +4,7 @@ use super::{
     disk::{Random, Recorder, fingerprint, lay},
     *,
 };
+use crate::{BranchName, Class, ImageReader};
 use std::collections::HashSet;
 
 /// States tried for one point at most, when there are too many to try all.
@@ -69,6 +70,70 @@ fn a_crash_loses_nothing_permanent_and_shows_nothing_half_made() {
     let states = for_each_crash(&recorder, &marks, most(), |permanent, path| _ = goes_on(path, permanent));
     println!("{} operations, {states} states", recorder.count());
     assert!(states > 80, "{states} states are not all there must be");
+}
+
+/// Blocks that no checkpoint has.
+struct Image;
+
+impl ImageReader for Image {
+    fn blocks(&self) -> u64 {
+        300
+    }
+
+    fn read_block(&self, block: PageNumber, into: &mut PageBuf) -> io::Result<()> {
+        *into = page(10_000 + u64::from(block));
+        Ok(())
+    }
+}
+
+#[test]
+fn names_hints_and_images_are_there_after_a_crash_or_were_never_given() {
+    const IMAGE: ImageId = ImageId([7; 32]);
+    let dir = memory_dir();
+    let path = dir.path().join("store");
+    let first = {
+        let store = Store::open(&path).unwrap();
+        let first = grow(&store, None, 1).unwrap();
+        grow(&store, Some(first), 2).unwrap();
+        store.set_branch("lab", "side", &first).unwrap();
+        first
+    };
+    let recorder = Recorder::new(&path);
+    let mut marks = Vec::new();
+    {
+        let store = Store::open_on(&path, recorder.clone()).unwrap();
+        store.tag("lab", "good", &first).unwrap();
+        marks.push(recorder.count());
+        store.set_hint(&first, "warm", b"a hint").unwrap();
+        marks.push(recorder.count());
+        let branches = vec![BranchName { experiment: "lab".into(), branch: "side".into() }];
+        store.remove(&Removal { branches, ..Removal::default() }).unwrap();
+        marks.push(recorder.count());
+        store.add_image(IMAGE, Arc::new(Image), &mut |_| {}).unwrap();
+        marks.push(recorder.count());
+    }
+    assert!(marks.windows(2).all(|pair| pair[0] < pair[1]), "{marks:?}");
+    let states = for_each_crash(&recorder, &marks, most(), |passed, path| {
+        let store = Store::open(path).unwrap();
+        assert_eq!((check(&store), verified(&store)), (2, 2));
+        let tag = store.tags("lab").unwrap().get("good").copied();
+        let hint = store.hint(&first, "warm").unwrap();
+        assert!(tag.is_none_or(|id| id == first) && hint.as_deref().is_none_or(|hint| hint == b"a hint"));
+        let mut hashed = false;
+        store.add_image(IMAGE, Arc::new(Image), &mut |_| hashed = true).unwrap();
+        // One after the other: what was done before the crash is there, what came after it is not.
+        let done = [tag.is_some(), hint.is_some(), store.branch("lab", "side").unwrap().is_none(), !hashed];
+        let count = done.iter().take_while(|done| **done).count();
+        assert!((passed..=passed + 1).contains(&count) && done[count..].iter().all(|done| !done), "{passed}: {done:?}");
+        for block in [0, 126, 127, 299] {
+            let content = page(10_000 + u64::from(block));
+            let (name, class) = store.writer().unwrap().put_page(&content).unwrap();
+            assert_eq!((class, store.image_block(&IMAGE, block)), (Class::OnDisk, Some(name)));
+        }
+        assert_eq!(verified(&store), 2);
+    });
+    println!("{} operations, {states} states", recorder.count());
+    assert!(states > 10, "{states} states are not all there must be");
 }
 
 #[test]

@@ -130,10 +130,12 @@ impl Recorder {
             choices.truncate(most);
         }
         let mut states: Vec<Tree> = choices.iter().map(|kept| self.state(ops, &all, kept, None)).collect();
-        let writes = pending.iter().any(|at| matches!(ops[*at], Op::Write(..)));
-        if writes {
-            let last = pending.iter().copied().filter(|at| matches!(ops[*at], Op::Write(..))).max();
-            states.extend((0..3).map(|_| self.state(ops, &all, &all, last.map(|last| (last, random.next())))));
+        let writes: Vec<usize> = pending.iter().copied().filter(|at| matches!(ops[*at], Op::Write(..))).collect();
+        if let Some(last) = writes.last() {
+            // The last one always, and any of them.
+            let any = [(); 4].map(|()| writes[random.next() as usize % writes.len()]);
+            let torn = [*last].into_iter().chain(any).map(|write| (write, random.next()));
+            states.extend(torn.map(|torn| self.state(ops, &all, &all, Some(torn))));
         }
         states
     }

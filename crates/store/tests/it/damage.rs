@@ -147,7 +147,7 @@ fn a_pack_of_another_version_is_not_guessed_at() {
     let path = dir.path().join("store");
     let sample = sample(&path);
     let original = Original::of(&packs(&path)[0]);
-    original.with(|bytes| bytes[8] = 2);
+    original.with(|bytes| bytes[8] = 3);
     let errors = sample.read(&Store::open(&path).unwrap());
     assert!(errors.iter().any(|error| matches!(error, Error::Unsupported { .. })), "{errors:?}");
 }

@@ -14,5 +14,6 @@ mod read_only;
 mod refs;
 mod remove;
 mod stats;
+mod sweep;
 mod tables;
 mod verify;

@@ -1,8 +1,8 @@
-//! Several processes grow, tag, remove, collect and verify in one store at once, each against a model of what must be there of its own. The
+//! Several processes with three experiments grow, tag, remove, collect and verify in one store at once, each against a model of what must be there of its own. The
 //! children are this test binary again, at [`child`]. Some seconds; a minute and more with FERMATA_LONG.
 
 use crate::common::*;
-use fermata_store::{BranchName, CollectOptions, Error, Removal, Store, VerifyOptions};
+use fermata_store::{BranchName, CollectOptions, Error, Record, Removal, Store, VerifyOptions};
 use fermata_types::*;
 use std::{
     collections::BTreeMap,
@@ -26,24 +26,35 @@ impl Random {
 
 /// What one process knows must be there: its checkpoints with all their pages.
 struct Model {
+    experiment: String,
     branch: String,
     random: Random,
     checkpoints: BTreeMap<CheckpointId, BTreeMap<PageNumber, u64>>,
     heads: Vec<CheckpointId>,
+    tags: BTreeMap<String, CheckpointId>,
     steps: u64,
 }
 
 impl Model {
     fn new(seed: u64) -> Self {
-        Self { branch: format!("b{seed}"), random: Random(seed), checkpoints: BTreeMap::new(), heads: Vec::new(), steps: 0 }
+        Self {
+            experiment: experiment(seed),
+            branch: format!("b{seed}"),
+            random: Random(seed),
+            checkpoints: BTreeMap::new(),
+            heads: Vec::new(),
+            tags: BTreeMap::new(),
+            steps: 0,
+        }
     }
 
     fn step(&mut self, store: &Store) {
-        match self.random.below(12) {
+        match self.random.below(14) {
             0 if !self.heads.is_empty() => self.remove(store),
             1 => collect(store, self.random.below(2) == 0),
             2 => self.read(store),
-            3 => assert!(store.verify(&VerifyOptions { quick: true }, &mut |_, _| {}).unwrap().damage.is_empty()),
+            3 => assert_eq!(store.verify(&VerifyOptions { quick: self.random.below(2) == 0 }, &mut |_, _| {}).unwrap().damage, []),
+            4 if !self.heads.is_empty() => self.tag(store),
             _ => self.grow(store),
         }
     }
@@ -62,22 +73,39 @@ impl Model {
         self.steps += 1;
         let mut writer = store.writer().unwrap();
         let ram = put(&mut writer, &root, &changes.iter().map(|(page, seed)| (*page, *seed)).collect::<Vec<_>>());
-        let id = writer.commit(&record_of(parent, &self.branch, &self.steps.to_string(), ram)).unwrap();
+        let record = Record { experiment: self.experiment.clone(), ..record_of(parent, &self.branch, &self.steps.to_string(), ram) };
+        let id = writer.commit(&record).unwrap();
         pages.extend(changes);
         self.checkpoints.insert(id, pages);
         self.heads.push(id);
     }
 
-    /// Removes one of its own checkpoints: the head among them, and then the branch goes back.
+    /// Tags one of its own checkpoints.
+    fn tag(&mut self, store: &Store) {
+        let id = self.heads[self.random.below(self.heads.len() as u64) as usize];
+        let tag = format!("{}-{}", self.branch, self.steps);
+        let given = self.tags.get(&tag);
+        match store.tag(&self.experiment, &tag, &id) {
+            Ok(()) => assert!(given.is_none_or(|before| *before == id)),
+            Err(error) => assert!(matches!(error, Error::Refused { .. }) && given.is_some_and(|before| *before != id), "{error}"),
+        }
+        self.tags.entry(tag).or_insert(id);
+    }
+
+    /// Removes one of its own checkpoints with its tags: the head among them, and then the branch goes back.
     fn remove(&mut self, store: &Store) {
         let at = self.random.below(self.heads.len() as u64) as usize;
         let id = self.heads.remove(at);
-        store.remove(&Removal { checkpoints: vec![id], ..Removal::default() }).unwrap();
+        store.remove(&Removal { checkpoints: vec![id], force: true, ..Removal::default() }).unwrap();
         self.checkpoints.remove(&id);
+        self.tags.retain(|_, tagged| *tagged != id);
     }
 
     fn read(&mut self, store: &Store) {
-        assert_eq!(store.branch("lab", &self.branch).unwrap(), self.heads.last().copied());
+        assert_eq!(store.branch(&self.experiment, &self.branch).unwrap(), self.heads.last().copied());
+        let mut tags = store.tags(&self.experiment).unwrap();
+        tags.retain(|tag, _| tag.split_once('-').is_some_and(|(branch, _)| branch == self.branch));
+        assert_eq!(tags, self.tags);
         for (id, pages) in &self.checkpoints {
             let root = store.record(id).unwrap().parts[0].tables["ram"];
             let mut found = BTreeMap::new();
@@ -93,6 +121,11 @@ impl Model {
             }
         }
     }
+}
+
+/// Two or one in each of three experiments.
+fn experiment(seed: u64) -> String {
+    format!("lab{}", seed % 3)
 }
 
 fn collect(store: &Store, wait: bool) {
@@ -165,9 +198,20 @@ fn processes_that_remove_and_collect_lose_nothing_of_each_other() {
     whole(expected);
     collect(&store, true);
     whole(expected);
-    // With the last branch the last pack goes.
-    let branches = store.branches("lab").unwrap().into_keys().map(|branch| BranchName { experiment: "lab".into(), branch }).collect();
-    store.remove(&Removal { branches, ..Removal::default() }).unwrap();
+    // With an experiment goes nothing of another, and with the last branch the last pack.
+    let of = |name: &str| store.records().unwrap().iter().filter(|(_, record)| record.experiment == name).count();
+    let (first, others) = (experiment(0), [experiment(1), experiment(2)]);
+    let left = of(&others[0]) + of(&others[1]);
+    assert!(of(&first) > 0 && left > 0);
+    store.remove(&Removal { experiments: vec![first], force: true, ..Removal::default() }).unwrap();
+    collect(&store, true);
+    whole(left);
+    let branches = |experiment: String| {
+        let names = store.branches(&experiment).unwrap().into_keys();
+        names.map(move |branch| BranchName { experiment: experiment.clone(), branch }).collect::<Vec<_>>()
+    };
+    let branches = others.into_iter().flat_map(branches).collect();
+    store.remove(&Removal { branches, force: true, ..Removal::default() }).unwrap();
     collect(&store, true);
     whole(0);
     assert!(packs(&path).is_empty() && files(&path.join("tmp")).is_empty());
