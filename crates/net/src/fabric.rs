@@ -205,9 +205,7 @@ impl Fabric {
 
     /// Goes on, and the clock with it if it stands.
     pub fn thaw(&self) {
-        self.shared.clock.start();
-        self.shared.state().frozen = false;
-        self.shared.turn(None);
+        self.shared.thaw();
     }
 
     /// Puts another state into a frozen network. Its clock stands at that instant.
@@ -341,6 +339,12 @@ impl Shared {
         let mut state = self.state();
         self.take_in(&mut state);
         Snapshot { world: state.world.clone(), listening: state.listening.clone(), at: self.clock.instant() }
+    }
+
+    pub(crate) fn thaw(&self) {
+        self.clock.start();
+        self.state().frozen = false;
+        self.turn(None);
     }
 
     fn take_in(&self, state: &mut State) {

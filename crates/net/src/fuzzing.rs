@@ -1,8 +1,10 @@
-//! What a fuzzer may feed with any bytes: the state of a network, and a guest at one of its interfaces. See `fuzz/README.md`.
+//! What a fuzzer may feed with any bytes: the state of a network, and a guest, or a QEMU, at one of its interfaces. See `fuzz/README.md`.
 
 mod guest;
+mod protocol;
 
 pub use guest::net;
+pub use protocol::session;
 
 use crate::{InterfaceId, World};
 use fermata_types::VirtualTime;
@@ -45,5 +47,10 @@ mod tests {
     #[test]
     fn no_guest_breaks_its_interface() {
         super::replay::replay("net", 5_000, super::net);
+    }
+
+    #[test]
+    fn no_message_breaks_a_session() {
+        super::replay::replay("net-session", 2_000, super::session);
     }
 }

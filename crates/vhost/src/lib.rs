@@ -2,7 +2,7 @@
 //!
 //! - [`backend`]: the traits of what is served: features, configuration, and what becomes of a request
 //! - [`server`]: a back end on a Unix socket, as QEMU's `vhost-user` devices expect it
-//! - [`session`]: one connection: the protocol and the worker; [`ring`]: one virtqueue; `spin`: how long the worker looks for the next request
+//! - [`session`]: one connection: the protocol and the worker; `messages`: what QEMU says on it; [`ring`]: one virtqueue; `spin`: how long the worker looks for the next request
 //! - [`guest`]: guest RAM, brought in before it is touched and reported after it was written; `dirty`: the pages so reported
 //! - [`segments`]: scattered memory for system calls
 //! - `fuzzing`: what the fuzz targets of all back ends share, only with that feature
@@ -19,6 +19,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod guest;
+mod messages;
 pub mod ring;
 pub mod segments;
 pub mod server;

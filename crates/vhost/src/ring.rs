@@ -6,7 +6,7 @@
 //!     ^                                    |              |
 //!     +------- GET_VRING_BASE, disconnect -+--------------+
 //! ```
-//! A broken ring is what a guest gets that writes nonsense into it: it stays silent until the guest resets the device.
+//! A broken ring is what a guest gets that writes nonsense into it, or says that it lies where none can lie: it stays silent until the guest resets the device.
 
 use crate::{
     backend::{Chain, Device, Handled},
@@ -72,6 +72,8 @@ pub struct Ring {
     running: bool,
     /// The ring said that there is more.
     promised: bool,
+    /// There may be so many descriptors as QEMU said.
+    size_fits: bool,
     /// The addresses that QEMU sent, in its own memory: descriptors, available ring, used ring.
     addresses: Option<[u64; 3]>,
 }
@@ -87,17 +89,16 @@ impl Ring {
             enabled: false,
             running: false,
             promised: false,
+            size_fits: true,
             addresses: None,
         }
     }
 
-    /// Sets the number of descriptors. False if there cannot be so many.
-    pub fn set_size(&mut self, size: u32) -> bool {
-        let fits = u16::try_from(size).is_ok_and(|size| size > 0 && size <= RING_SIZE_MAX && size.is_power_of_two());
-        if fits {
-            self.queue.set_size(size as u16);
-        }
-        fits
+    /// Sets the number of descriptors. It is the guest's word: with one that cannot be, the ring will be silent.
+    pub fn set_size(&mut self, size: u32) {
+        let size = u16::try_from(size).ok().filter(|size| *size <= RING_SIZE_MAX && size.is_power_of_two());
+        self.size_fits = size.is_some();
+        self.queue.set_size(size.unwrap_or(RING_SIZE_MAX));
     }
 
     /// The number of descriptors.
@@ -134,17 +135,18 @@ impl Ring {
         self.enabled = enabled;
     }
 
-    /// Starts the ring. With no kick descriptor it stays stopped: polling is not offered.
-    pub fn start(&mut self, kick: Option<File>, ram: &GuestRam) -> io::Result<()> {
+    /// Starts the ring. With no kick descriptor it stays stopped: polling is not offered. Where no ring can be it stays silent, and the device is told.
+    pub fn start(&mut self, kick: Option<File>, ram: &GuestRam, device: &mut dyn Device) -> io::Result<()> {
         self.stop();
         let Some(kick) = kick else { return Ok(()) };
         // A kick that somebody else has consumed must not leave the worker waiting for ever.
         fcntl_setfl(&kick, fcntl_getfl(&kick)? | OFlags::NONBLOCK)?;
         self.kick = Some(Arc::new(kick));
         (self.told, self.promised) = (false, false);
-        match self.locate(ram) {
-            Some(()) => self.running = true,
-            None => tracing::warn!("a ring does not lie in guest memory: it stays silent until the guest resets the device"),
+        match () {
+            () if !self.size_fits => device.note_unusable(&"its number of descriptors is no power of two, or too large"),
+            () if self.locate(ram).is_none() => device.note_unusable(&"it is not aligned, or does not lie in guest memory"),
+            () => self.running = true,
         }
         Ok(())
     }
@@ -181,9 +183,9 @@ impl Ring {
         self.running && self.enabled
     }
 
-    /// Whether QEMU has started the ring and not stopped it since.
+    /// Whether QEMU has started the ring, and neither stopped nor disabled it since.
     pub fn is_started(&self) -> bool {
-        self.kick.is_some()
+        self.kick.is_some() && self.enabled
     }
 
     /// The kick descriptor of a running ring.

@@ -4,12 +4,12 @@ use crate::{
     Backend, Error, Result,
     dirty::DirtyPages,
     guest::{MemoryWatch, Tracking, WriteWatch},
-    session::{Link, Protocol, Running},
+    messages::Messages,
+    session::{Link, Running},
 };
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     io::Errno,
-    net::{RecvFlags, recv},
 };
 use std::{
     fs::{self, File},
@@ -25,12 +25,7 @@ use std::{
     },
     thread::{self, JoinHandle},
 };
-use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError, message::VhostUserVirtioFeatures};
-
-/// Flags of a message: the version of the protocol, that it is an answer, and that one is waited for.
-const VERSION: u32 = 1;
-const REPLY: u32 = 1 << 2;
-const NEED_REPLY: u32 = 1 << 3;
+use vhost::vhost_user::Error as ProtocolError;
 
 /// What a server serves.
 pub struct ServerOptions {
@@ -193,7 +188,8 @@ impl Shared {
         }
         let link = Link::new(self.backend.clone(), self.tracking.clone(), self.running.clone())?;
         let for_worker = link.clone();
-        let [for_hangup, for_answer] = [stream.try_clone()?, stream.try_clone()?];
+        let for_hangup = stream.try_clone()?;
+        let mut messages = Messages::new(stream, link.clone())?;
         let worker = thread::Builder::new().name("vhost-worker".into()).spawn(move || {
             if !for_worker.work() {
                 // Requests that nobody serves would wait for ever; this way QEMU learns of it, and the protocol's thread too.
@@ -202,24 +198,9 @@ impl Shared {
         })?;
         self.backend.connected(&link);
         tracing::debug!(socket = %self.socket.display(), "QEMU has connected");
-        let mut handler = BackendReqHandler::from_stream(stream, Arc::new(Mutex::new(Protocol(link.clone()))));
         let error = loop {
-            let head = head(&for_answer);
-            match handler.handle_request() {
-                Ok(()) => {}
-                // QEMU enables the rings of a network interface before it says which features it takes. The protocol's crate refuses that without a word of
-                // what was in the message; but rings are disabled at first, and there is nothing to tell so early but that they are not.
-                Err(ProtocolError::InactiveFeature(VhostUserVirtioFeatures::PROTOCOL_FEATURES)) => {
-                    link.enable_rings();
-                    // QEMU 7 does not wait for an answer, and QEMU 10 does.
-                    if let Ok([request, flags]) = head
-                        && flags & NEED_REPLY != 0
-                        && let Err(error) = (&for_answer).write_all(&acknowledgement(request))
-                    {
-                        break ProtocolError::SocketBroken(error);
-                    }
-                }
-                Err(error) => break error,
+            if let Err(error) = messages.handle() {
+                break error;
             }
         };
         self.backend.disconnected();
@@ -235,20 +216,6 @@ impl Shared {
         }
         Ok(())
     }
-}
-
-/// What the next message asks for, and its flags. The message is left where it is.
-fn head(stream: &UnixStream) -> io::Result<[u32; 2]> {
-    let mut head = [0; 8];
-    let (read, _) = recv(stream, &mut head, RecvFlags::PEEK | RecvFlags::WAITALL)?;
-    let word = |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-    if read < head.len() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok([word(0), word(4)]) }
-}
-
-/// The answer to a message whose sender wants to know that it was done.
-fn acknowledgement(request: u32) -> Vec<u8> {
-    let words = [request, VERSION | REPLY, size_of::<u64>() as u32, 0, 0];
-    words.into_iter().flat_map(u32::to_ne_bytes).collect()
 }
 
 /// Removes a socket that nobody listens on any more. Refuses to remove anything else.

@@ -44,7 +44,7 @@ const LOG_ALL: u64 = 1 << 26;
 /// Between two attempts at a request for which the host has no space.
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 
-/// How a server fares: how many rings QEMU has started and not stopped, and whether somebody still serves them. Zero rings mean that the guest's requests are
+/// How a server fares: how many rings QEMU has started and neither stopped nor disabled, and whether somebody still serves them. Zero rings mean that the guest's requests are
 /// all done and none will be taken up.
 #[derive(Debug, Clone, Default)]
 pub struct Running(Arc<Fare>);
@@ -56,7 +56,7 @@ struct Fare {
 }
 
 impl Running {
-    /// Rings started and not stopped.
+    /// Rings started, and neither stopped nor disabled. QEMU may disable one and never stop it, if the guest has moved it in between.
     pub fn rings(&self) -> usize {
         self.0.rings.load(Ordering::Acquire)
     }
@@ -151,8 +151,8 @@ impl Link {
         let _ = (&self.wake).write(&1u64.to_ne_bytes());
     }
 
-    fn with_ring<R>(&self, index: u32, with: impl FnOnce(&mut Ring, &GuestRam) -> R) -> Result<R> {
-        self.change(|state| Ok(with(state.rings.get_mut(index as usize).ok_or(Error::InvalidParam)?, &state.ram)))
+    fn with_ring<R>(&self, index: u32, with: impl FnOnce(&mut Ring) -> R) -> Result<R> {
+        self.change(|state| Ok(with(state.rings.get_mut(index as usize).ok_or(Error::InvalidParam)?)))
     }
 
     /// Serves the rings until the connection closes, and says so if it ends before: the worker thread's work. True if it came to its right end.
@@ -368,7 +368,7 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
-        if self.0.with_ring(index, |ring, _| ring.set_size(num))? { Ok(()) } else { Err(Error::InvalidParam) }
+        self.0.with_ring(index, |ring| ring.set_size(num))
     }
 
     fn set_vring_addr(
@@ -380,15 +380,15 @@ impl VhostUserBackendReqHandlerMut for Protocol {
         available: u64,
         _log: u64,
     ) -> Result<()> {
-        self.0.with_ring(index, |ring, _| ring.set_addresses(descriptor, available, used))
+        self.0.with_ring(index, |ring| ring.set_addresses(descriptor, available, used))
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
-        self.0.with_ring(index, |ring, _| ring.set_base(base as u16))
+        self.0.with_ring(index, |ring| ring.set_base(base as u16))
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
-        let base = self.0.with_ring(index, |ring, _| {
+        let base = self.0.with_ring(index, |ring| {
             ring.set_call(None);
             ring.stop()
         })?;
@@ -396,11 +396,14 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     }
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        self.0.with_ring(index.into(), |ring, ram| ring.start(file, ram))?.map_err(Error::ReqHandlerError)
+        self.0.change(|State { rings, ram, device }| {
+            let ring = rings.get_mut(usize::from(index)).ok_or(Error::InvalidParam)?;
+            ring.start(file, ram, &mut **device).map_err(Error::ReqHandlerError)
+        })
     }
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        self.0.with_ring(index.into(), |ring, _| ring.set_call(file))
+        self.0.with_ring(index.into(), |ring| ring.set_call(file))
     }
 
     fn set_vring_err(&mut self, _index: u8, _file: Option<File>) -> Result<()> {
@@ -421,7 +424,7 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
-        self.0.with_ring(index, |ring, _| ring.set_enabled(enable))
+        self.0.with_ring(index, |ring| ring.set_enabled(enable))
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {

@@ -280,7 +280,8 @@ fn devices(line: &mut Line, config: &MachineConfig, id: &MachineId, place: &Plac
     line.add("-device", format!("virtserialport,bus=serial.0,chardev={},name=org.qemu.guest_agent.0", agent::PORT));
     for disk in 0..config.disks {
         let socket = escape(&place.disk_socket(disk).to_string_lossy());
-        line.add("-chardev", format!("socket,id=disk{disk},path={socket}"));
+        // QEMU hangs up when it cannot map a ring that its guest has named. It comes back after a second, so that a guest that resets the disk has it again.
+        line.add("-chardev", format!("socket,id=disk{disk},path={socket},reconnect=1"));
         // Boot index 0 is the direct kernel's.
         let boot = disk + 1;
         line.add("-device", format!("vhost-user-blk-pci,chardev=disk{disk},num-queues=1,queue-size=256,bootindex={boot}"));

@@ -72,7 +72,7 @@ impl Bench {
         *ring = Ring::new();
         self.write(AVAILABLE, &[0; 8]);
         self.write(USED, &[0; 8]);
-        self.memory.start(ring, 8, 0, [DESCRIPTORS, AVAILABLE, USED]);
+        self.memory.start(ring, device, 8, 0, [DESCRIPTORS, AVAILABLE, USED]);
         let status = HEADERS + 0x100;
         self.header(HEADERS, 0, 1);
         self.write(status, &[0xff]);
@@ -157,7 +157,7 @@ fn step(bench: &mut Bench, ring: &mut Ring, device: &mut BlockDevice, bytes: &mu
         _ => {
             // QEMU stops the ring and starts it again.
             let base = ring.stop();
-            bench.memory.start(ring, ring_size(ring).into(), base, [DESCRIPTORS, AVAILABLE, USED]);
+            bench.memory.start(ring, device, ring_size(ring).into(), base, [DESCRIPTORS, AVAILABLE, USED]);
             bench.serve(ring, device, patience);
         }
     }
@@ -186,7 +186,7 @@ pub fn ring(data: &[u8]) {
             bench.memory.set_hole(Some(bytes.byte().into()));
         }
         let patience = if shape & 8 == 8 { bytes.byte().into() } else { u64::MAX };
-        bench.memory.start(&mut ring, 1 << (shape >> 4).min(10), base.into(), at);
+        bench.memory.start(&mut ring, &mut device, 1 << (shape >> 4).min(10), base.into(), at);
         let mut available = u16::from(base);
         for _ in 0..STEPS_MAX {
             if bytes.is_empty() {

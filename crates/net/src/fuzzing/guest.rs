@@ -17,7 +17,7 @@ use std::{sync::Arc, time::Duration};
 const PLACES: [[u64; 3]; 2] = [[0x1000, 0x2000, 0x3000], [0x4000, 0x5000, 0x6000]];
 /// More steps find nothing that fewer would not.
 const STEPS_MAX: usize = 64;
-const OURS: InterfaceId = InterfaceId(0);
+pub(super) const OURS: InterfaceId = InterfaceId(0);
 
 /// The rings of the guest, and what it has put into each of them.
 struct Guest<'m> {
@@ -29,14 +29,17 @@ struct Guest<'m> {
     available: [u16; 2],
 }
 
-fn shared() -> Arc<Shared> {
+/// A cable between our interface and another one, at an instant of its own.
+pub(super) fn shared() -> Arc<Shared> {
     let interface =
         |number| Interface { machine: format!("m{number}"), name: "eth1".into(), mac: Mac([2, 0, 0, 0, 0, number]), mtu: MTU_DEFAULT };
     let link = Link { ends: [OURS, InterfaceId(1)], shapes: Default::default() };
     let topology = Topology { interfaces: vec![interface(0), interface(1)], links: vec![link], lans: Vec::new() };
     // A clock that stands: the same input does the same every time.
     let clock = Arc::new(Clock::standing(VirtualTime::default(), || Duration::ZERO));
-    Arc::new(Shared::new(Snapshot::new(&topology, 1).expect("a topology"), clock).expect("descriptors"))
+    // The guests have begun to listen: what is there for one of them waits for its buffers.
+    let snapshot = Snapshot { listening: vec![true; 2], ..Snapshot::new(&topology, 1).expect("a topology") };
+    Arc::new(Shared::new(snapshot, clock).expect("descriptors"))
 }
 
 fn length(bytes: &mut Bytes<'_>) -> u32 {
@@ -54,7 +57,7 @@ fn length(bytes: &mut Bytes<'_>) -> u32 {
 
 impl Guest<'_> {
     fn start(&mut self, ring: usize, size: u32, base: u16, places: [u64; 3]) {
-        self.memory.start(&mut self.rings[ring], size, base, places);
+        self.memory.start(&mut self.rings[ring], &mut self.sender, size, base, places);
     }
 
     fn size(&self, ring: usize) -> u16 {

@@ -156,13 +156,13 @@ impl Memory {
     }
 
     /// Starts a ring as QEMU does.
-    pub fn start(&self, ring: &mut Ring, size: u32, base: u16, [descriptors, available, used]: [u64; 3]) {
+    pub fn start(&self, ring: &mut Ring, device: &mut dyn Device, size: u32, base: u16, [descriptors, available, used]: [u64; 3]) {
         ring.set_size(size);
         ring.set_base(base);
         ring.set_addresses(QEMU.wrapping_add(descriptors), QEMU.wrapping_add(available), QEMU.wrapping_add(used));
         ring.set_enabled(true);
         let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("a descriptor");
-        ring.start(Some(event.into()), &self.ram).expect("a kick descriptor");
+        ring.start(Some(event.into()), &self.ram, device).expect("a kick descriptor");
     }
 }
 

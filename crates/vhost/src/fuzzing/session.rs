@@ -1,11 +1,7 @@
 //! A QEMU that says anything, in any order, with any descriptors.
 
 use super::{Bytes, HIGH, LOW, QEMU};
-use crate::{
-    Backend, Running,
-    guest::Tracking,
-    session::{Link, Protocol},
-};
+use crate::{Backend, Running, guest::Tracking, messages::Messages, session::Link};
 use rustix::{
     fs::MemfdFlags,
     net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
@@ -19,9 +15,8 @@ use std::{
         fd::{AsFd, BorrowedFd},
         unix::{fs::FileExt, net::UnixStream},
     },
-    sync::{Arc, Mutex},
+    sync::Arc,
 };
-use vhost::vhost_user::BackendReqHandler;
 
 const MESSAGES_MAX: usize = 48;
 /// All of them fit into the socket at once.
@@ -168,15 +163,18 @@ impl Session {
         theirs.shutdown(Shutdown::Write).expect("a socket");
         let (tracking, running) = (Arc::new(Tracking::new(Arc::default())), Running::default());
         let link = Link::new(backend.clone(), tracking, running.clone()).expect("a link");
-        let mut handler = BackendReqHandler::from_stream(ours, Arc::new(Mutex::new(Protocol(link.clone()))));
+        let mut messages = Messages::new(ours, link.clone()).expect("a descriptor");
+        backend.connected(&link);
         let mut replies = [0; 4096];
-        while handler.handle_request().is_ok() {
+        while messages.handle().is_ok() {
             while theirs.read(&mut replies).is_ok_and(|count| count > 0) {}
             (0..backend.rings().min(4)).for_each(|ring| {
                 link.serve(ring);
                 link.rest(ring);
             });
+            backend.served();
         }
+        backend.disconnected();
         link.close();
         assert_eq!(running.rings(), 0, "a ring runs on after the connection's end");
     }

@@ -46,6 +46,8 @@ pub struct Driver {
     pub ram: File,
     /// The ring that all of this is about.
     pub ring: usize,
+    /// Descriptors of a ring that is started.
+    pub size: u16,
     rings: Vec<Side>,
 }
 
@@ -90,7 +92,7 @@ impl Driver {
         // Everything but positions in the ring for notification, and the log.
         frontend.set_features(features & !(1 << 29) & !(1 << 26)).unwrap();
         let side = || Side { kick: EventFd::new(0).unwrap(), call: EventFd::new(libc::EFD_NONBLOCK).unwrap(), available: 0 };
-        Self { frontend, ram, ring: 0, rings: (0..rings).map(|_| side()).collect() }
+        Self { frontend, ram, ring: 0, size: RING, rings: (0..rings).map(|_| side()).collect() }
     }
 
     /// Knows of its rings what another driver in the same memory did.
@@ -155,11 +157,11 @@ impl Driver {
         };
         self.frontend.set_mem_table(&[region(0, 0), region(HIGH, RAM / 2)])?;
         let ring = self.ring;
-        self.frontend.set_vring_num(ring, RING)?;
+        self.frontend.set_vring_num(ring, self.size)?;
         self.frontend.set_vring_base(ring, base)?;
         let config = VringConfigData {
             queue_max_size: RING,
-            queue_size: RING,
+            queue_size: self.size,
             flags: 0,
             desc_table_addr: QEMU + descriptors,
             used_ring_addr: QEMU + used,
