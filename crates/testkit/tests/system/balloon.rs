@@ -21,8 +21,8 @@ const PARANOID: Asked = Asked { message: None, paranoid: true, when: None, in_tu
 /// What is written and given back: half as a file in memory, half as the page cache of one on the disk.
 const FILE_MIB: u64 = 24;
 const PAGES: u64 = 2 * FILE_MIB * 256;
-/// The kernel reports blocks of 2 MiB and more only.
-const MOST: u64 = PAGES / 4 * 3;
+/// The kernel reports blocks of 2 MiB and more only, and somebody may have taken a page in the middle of one.
+const MOST: u64 = PAGES / 2;
 
 fn shell(run: &Run, script: &str) -> String {
     let command = ["sh", "-c", script].map(str::to_owned);
@@ -62,21 +62,9 @@ fn exact(bench: &Bench, run: &Run) -> (CheckpointId, Record) {
     (id, record)
 }
 
-/// Takes much memory that nobody clears, since the kernel has cleared it when it was given back, and counts what is not zero there beside what the program
-/// itself has written: 8 words of each page.
+/// Takes all memory that is free, which nobody clears then: the kernel has cleared it when it was given back.
 fn finds_only_zeros(run: &Run) {
-    const MIB: u64 = 48;
-    let found = shell(
-        run,
-        &format!(
-            "steps {MIB} 1 1000000000 > /dev/null & program=$!; sleep 3; \
-             while read range rest; do from=$((0x${{range%-*}})) to=$((0x${{range#*-}})); \
-                 [ $((to - from)) -ge $(({MIB} << 20)) ] && at=$((from / 4096)); done < /proc/$program/maps; \
-             dd if=/proc/$program/mem bs=4096 skip=$at count=$(({MIB} << 8)) 2> /dev/null | tr -d '\\0' | wc -c; kill $program"
-        ),
-    );
-    let (bytes, pages) = (found.parse::<u64>().unwrap_or_else(|_| panic!("no count: {found}")), MIB << 8);
-    assert!((pages * 32..=pages * 65).contains(&bytes), "{bytes} bytes are not zero in {pages} pages");
+    shell(run, "/work/zeros");
 }
 
 fn given_back(name: &str, keys: &str) {
