@@ -1,7 +1,7 @@
 //! Golden images: immutable disk images outside the store, read only, raw or qcow2.
 
 use crate::{Error, Result};
-use fermata_store::{ImageReader, Progress};
+use fermata_store::{ImageReader, Progress, is_sealed_json, seal_json};
 use fermata_types::{ImageId, PAGE_SIZE, PageBuf, PageNumber};
 use fermata_vhost::segments::{Output, with_output};
 use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, Mapping, qcow2::Qcow2};
@@ -254,7 +254,8 @@ impl Golden {
     }
 
     fn cached(&self, cache: &Path) -> Option<ImageId> {
-        let known: Known = serde_json::from_slice(&fs::read(cache).ok()?).ok()?;
+        let known = fs::read(cache).ok().filter(|known| is_sealed_json(known))?;
+        let known: Known = serde_json::from_slice(&known).ok()?;
         let same = known.version == CACHE_VERSION
             && known.path == self.path
             && known.format == self.format
@@ -275,7 +276,7 @@ impl Golden {
         let dir = cache.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(dir)?;
         let mut file = tempfile::NamedTempFile::new_in(dir)?;
-        file.write_all(&serde_json::to_vec_pretty(&known)?)?;
+        file.write_all(seal_json(&known)?.as_bytes())?;
         file.persist(cache)?;
         Ok(())
     }
@@ -322,8 +323,8 @@ impl ImageReader for Golden {
     }
 }
 
-/// Counts up when the definition of the id changes.
-const CACHE_VERSION: u32 = 1;
+/// Counts up when the definition of the id changes, or what vouches for it.
+const CACHE_VERSION: u32 = 2;
 
 /// What is known of an image from an earlier start.
 #[derive(Serialize, Deserialize)]

@@ -100,6 +100,25 @@ fn the_second_start_reads_nothing() {
 }
 
 #[test]
+fn a_remembered_id_with_a_flipped_bit_is_found_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), &[1; 10_000]);
+    let id = open(&path, dir.path()).unwrap().id();
+    let is_cache = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "json");
+    let cache = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).find(is_cache).unwrap();
+    let known = fs::read(&cache).unwrap();
+    for at in 0..known.len() {
+        let mut flipped = known.clone();
+        flipped[at] ^= 1 << (at % 8);
+        fs::write(&cache, flipped).unwrap();
+        let mut was_read = false;
+        let again = Golden::open(&path, None, dir.path(), &mut |_| was_read = true).unwrap();
+        assert!(was_read && again.id() == id, "byte {at}");
+        assert_eq!(fs::read(&cache).unwrap(), known, "byte {at}: it is remembered again");
+    }
+}
+
+#[test]
 fn a_changed_image_is_found() {
     let dir = tempfile::tempdir().unwrap();
     let path = image(dir.path(), &[1; 10_000]);

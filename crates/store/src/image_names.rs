@@ -8,11 +8,13 @@ use std::{
     fs::File,
     io,
     os::unix::fs::FileExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
 };
 
 const NAME: usize = 32;
+/// How the name of a file of names ends, behind the id of its image.
+const ENDING: &str = ".names";
 /// A group of names and the hash that vouches for them are a page long.
 const GROUP: u64 = (PAGE_SIZE / NAME) as u64 - 1;
 
@@ -103,17 +105,36 @@ impl Names {
         let (group, at) = (u64::from(block) / GROUP, (u64::from(block) % GROUP) as usize * NAME);
         let mut last = self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if last.as_ref().is_none_or(|(number, _)| *number != group) {
-            let mut page = vec![0; PAGE_SIZE];
-            self.file.read_exact_at(&mut page, group * PAGE_SIZE as u64)?;
-            let (names, vouched) = page.split_at(GROUP as usize * NAME);
-            if check(image, group, names) != vouched {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, format!("group {group} of the names does not fit its hash")));
-            }
-            *last = Some((group, page));
+            *last = Some((group, read_group(&self.file, image, group)?));
         }
         let (_, page) = last.as_ref().expect("it was just read");
         Ok(PageName(page[at..at + NAME].try_into().expect("a name is 32 bytes")))
     }
+}
+
+/// A group with the hash that it was seen to fit.
+fn read_group(file: &File, image: &ImageId, group: u64) -> io::Result<Vec<u8>> {
+    let mut page = vec![0; PAGE_SIZE];
+    file.read_exact_at(&mut page, group * PAGE_SIZE as u64)?;
+    let (names, vouched) = page.split_at(GROUP as usize * NAME);
+    if check(image, group, names) != vouched {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("group {group} of the names does not fit its hash")));
+    }
+    Ok(page)
+}
+
+/// Where the first group lies in a file of names that does not fit its hash, or is cut short; none: the file is whole.
+pub(crate) fn fault(path: &Path, image: &ImageId) -> io::Result<Option<u64>> {
+    let file = File::open(path)?;
+    for group in 0..file.metadata()?.len().div_ceil(PAGE_SIZE as u64) {
+        match read_group(&file, image, group) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) => {
+                return Ok(Some(group * PAGE_SIZE as u64));
+            }
+            read => read?,
+        };
+    }
+    Ok(None)
 }
 
 /// What vouches for a group of names: that it is whole, where it belongs, and of this image.
@@ -124,7 +145,12 @@ fn check(image: &ImageId, group: u64, names: &[u8]) -> [u8; NAME] {
 }
 
 fn path(store: &Store, image: &ImageId) -> PathBuf {
-    store.path().join("images").join(format!("{image}.names"))
+    store.path().join("images").join(format!("{image}{ENDING}"))
+}
+
+/// The image whose names are in the file with this name.
+pub(crate) fn image_of(file: &str) -> Option<ImageId> {
+    file.strip_suffix(ENDING)?.parse().ok()
 }
 
 /// The name of a block by its content.

@@ -1,5 +1,6 @@
 //! The index: where everything lies, in LMDB, byte for byte as in `docs/formats/index.md`.
 
+mod guard;
 mod trees;
 
 use crate::{
@@ -170,7 +171,23 @@ impl Index {
         let [blobs, packs, pack_numbers, records, refs, images, meta, removed, trash, hints] = others.map(|tree| Db::new(tree, None));
         let (pages, nodes) = (Db::new(pages, Some(fresh_pages)), Db::new(nodes, Some(fresh_nodes)));
         let path = path.to_owned();
-        Ok(Self { env, medium, path, pages, nodes, blobs, packs, pack_numbers, records, refs, images, meta, removed, trash, hints })
+        Ok(Self {
+            env,
+            medium,
+            path,
+            pages,
+            nodes,
+            blobs,
+            packs: packs.guarded("packs"),
+            pack_numbers: pack_numbers.guarded("pack-numbers"),
+            records,
+            refs: refs.guarded("refs"),
+            images: images.guarded("images"),
+            meta: meta.guarded("meta"),
+            removed: removed.guarded("removed"),
+            trash: trash.guarded("trash"),
+            hints: hints.guarded("hints"),
+        })
     }
 
     /// Whether this directory holds an index, whole or not.
@@ -211,10 +228,11 @@ impl Index {
     }
 
     pub fn put(&self, write: &mut RwTxn<'_>, db: &Db, key: &[u8], value: &[u8]) -> Result<()> {
+        self.guard(write, db, key, Some(value))?;
         db.put(write, key, value).map_err(self.error())
     }
 
-    /// The value that was there already, which then stays.
+    /// The value that was there already, which then stays. For objects alone.
     pub fn put_new<'t>(&self, write: &'t mut RwTxn<'_>, db: &Db, key: &'t [u8], value: &'t [u8]) -> Result<Option<&'t [u8]>> {
         db.put_new(write, key, value).map_err(self.error())
     }
@@ -225,6 +243,7 @@ impl Index {
     }
 
     pub fn delete(&self, write: &mut RwTxn<'_>, db: &Db, key: &[u8]) -> Result<bool> {
+        self.guard(write, db, key, None)?;
         db.delete(write, key).map_err(self.error())
     }
 

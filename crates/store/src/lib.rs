@@ -14,6 +14,7 @@
 //! - `verify`: finding damage and what it touches; `stats`: what is in the store
 //! - `rebuild`: the index again from packs alone
 //! - `fuzzing`: what fuzzers call, only with that feature
+//! - `seal`: texts that vouch for themselves
 //! - `files`: every change to files, the seam for faults; `cache`, `hash`, `error`: what the others stand on
 //!
 //! This room knows no machine and no disk: it keeps pages, trees of page names, blobs and records, and hands them back as they were. It does
@@ -41,6 +42,7 @@ mod record;
 mod refs;
 mod remove;
 mod removed;
+mod seal;
 mod stats;
 mod store;
 mod sweep;
@@ -57,6 +59,7 @@ pub use image::{ImageReader, Progress};
 pub use rebuild::Rebuilt;
 pub use record::{Cost, Record, Skew, Waiting};
 pub use remove::{BranchName, MovedBranch, Removal, Removed, RemovedCheckpoint, RemovedTag};
+pub use seal::{is_sealed_json, seal_json};
 pub use stats::{Saved, Stats};
 pub use store::Store;
 pub use verify::{Damage, Remedy, Report, Touched, VerifyOptions, VerifyStage};

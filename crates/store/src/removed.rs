@@ -1,13 +1,13 @@
 //! Removed checkpoints that something still remembers: for those who descend from them, and so that an index built again does not bring back
 //! those whose records still lie in packs. See `docs/formats/index.md`.
 
-use crate::{Error, Record, Result, Store, files::Medium, index::Index, refs::parent_of_removed};
+use crate::{Error, Record, Result, Store, files::Medium, index::Index, refs::parent_of_removed, seal};
 use fermata_types::CheckpointId;
 use heed::{RoTxn, RwTxn};
 use std::{
     collections::{BTreeMap, HashSet},
     io,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 const FILE: &str = "removed";
@@ -25,14 +25,18 @@ pub(crate) fn write(store: &Store) -> Result<()> {
             Ok(true)
         })?;
     }
+    let text = if now.is_empty() { String::new() } else { seal::seal(&lines(&now), seal::LINE) };
+    let path = path(&inner.path);
+    let before = std::fs::read(&path).unwrap_or_default();
+    if text.as_bytes() == before { Ok(()) } else { replace(&*inner.medium, &inner.path, &path, &text) }
+}
+
+fn lines(removed: &BTreeMap<CheckpointId, Option<CheckpointId>>) -> String {
     let line = |(id, parent): (&CheckpointId, &Option<CheckpointId>)| match parent {
         Some(parent) => format!("{id} {parent}\n"),
         None => format!("{id} {NO_PARENT}\n"),
     };
-    let text: String = now.iter().map(line).collect();
-    let path = inner.path.join(FILE);
-    let before = std::fs::read_to_string(&path).unwrap_or_default();
-    if text == before { Ok(()) } else { replace(&*inner.medium, &inner.path, &path, &text) }
+    removed.iter().map(line).collect()
 }
 
 fn replace(medium: &dyn Medium, directory: &Path, path: &Path, text: &str) -> Result<()> {
@@ -54,18 +58,37 @@ fn replace(medium: &dyn Medium, directory: &Path, path: &Path, text: &str) -> Re
 ///
 /// A damaged line is passed over: at worst a checkpoint that was removed is there again, and without the others nothing could be built again at all.
 pub(crate) fn read(store: &Path) -> Result<BTreeMap<CheckpointId, Option<CheckpointId>>> {
-    let path = store.join(FILE);
-    let bytes = match std::fs::read(&path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
-        Err(error) => return Err(Error::io("read", &path)(error)),
-    };
+    Ok(parse(&content(store)?))
+}
+
+/// Whether the file of this store is as it was written, or not there.
+pub(crate) fn is_whole(store: &Path) -> Result<bool> {
+    let bytes = content(store)?;
+    // Earlier versions did not seal it.
+    Ok(seal::is_sealed(&bytes, seal::LINE) || lines(&parse(&bytes)).as_bytes() == bytes)
+}
+
+/// Where the file of a store lies.
+pub(crate) fn path(store: &Path) -> PathBuf {
+    store.join(FILE)
+}
+
+/// The bytes of the file, none where there is no file.
+fn content(store: &Path) -> Result<Vec<u8>> {
+    let path = path(store);
+    match std::fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        read => read.map_err(Error::io("read", &path)),
+    }
+}
+
+fn parse(bytes: &[u8]) -> BTreeMap<CheckpointId, Option<CheckpointId>> {
     let entry = |line: &str| {
         let (id, parent) = line.split_once(' ')?;
         let parent = if parent == NO_PARENT { None } else { Some(parent.parse().ok()?) };
         Some((id.parse().ok()?, parent))
     };
-    Ok(String::from_utf8_lossy(&bytes).lines().filter_map(entry).collect())
+    String::from_utf8_lossy(bytes).lines().filter_map(entry).collect()
 }
 
 /// Enters a removed checkpoint.

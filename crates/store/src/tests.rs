@@ -3,6 +3,7 @@
 mod commits;
 mod crash;
 mod disk;
+mod flips;
 mod full;
 
 use crate::{

@@ -111,10 +111,12 @@ pub enum Remedy {
     Rebuild,
     /// Put the golden image back as it was.
     Image,
-    /// Nothing needs it: a collection removes it.
+    /// Nothing needs it: a collection removes it, or writes it again.
     Collect,
     /// Nothing is lost: all that the file has can be read. Put it back from a copy, or leave it; where a collection rewrites the pack, that mends it.
     Nothing,
+    /// Remove the file: what it tells is found again when it is needed.
+    Remove,
 }
 
 /// What damage touches: pages of a part of a checkpoint.
@@ -135,8 +137,9 @@ pub struct Touched {
 }
 
 impl Store {
-    /// Reads everything and checks it against its name: packs, index, records, branches and tags, tables down to pages, and the blocks of
-    /// golden images that are open. Any flipped bit is found. Others may write meanwhile; a collection waits.
+    /// Reads everything and checks it against its name: packs, index, records, branches and tags, tables down to pages, the files beside them, and the
+    /// blocks of golden images that are open. Any flipped bit is found that is not in the free space of the index. Others may write meanwhile; a
+    /// collection waits.
     ///
     /// Damage is no error: it is in the report. Errors are what keeps the verification from going on.
     pub fn verify(&self, options: &VerifyOptions, progress: &mut dyn FnMut(VerifyStage, Progress)) -> Result<Report> {
@@ -154,10 +157,12 @@ impl Store {
         };
         verification.packs()?;
         verification.index()?;
+        verification.small_databases()?;
         verification.refs()?;
         verification.checkpoints()?;
         verification.checksums();
         verification.images()?;
+        verification.files()?;
         verification.touches()?;
         Ok(verification.report)
     }
@@ -540,53 +545,6 @@ impl Verification<'_> {
         }
     }
 
-    /// Blocks of golden images that are open are what the index says.
-    fn images(&mut self) -> Result<()> {
-        let inner = &self.store.0;
-        let open: HashSet<u32> = inner.images.read().unwrap_or_else(|poisoned| poisoned.into_inner()).keys().copied().collect();
-        let mut blocks = Vec::new();
-        {
-            let read = inner.index.read()?;
-            let (mut ids, mut unchecked) = (Vec::new(), Vec::new());
-            inner.index.scan(&read, &inner.index.images, &[0], |key, _| {
-                ids.extend(<[u8; 32]>::try_from(key).map(ImageId));
-                Ok(true)
-            })?;
-            for id in ids {
-                let number = inner.index.image(&read, &id)?.map(|entry| entry.number);
-                unchecked.extend((self.quick || !number.is_some_and(|number| open.contains(&number))).then_some(id));
-            }
-            self.report.images_unchecked = unchecked;
-            if open.is_empty() || self.quick {
-                return Ok(());
-            }
-            inner.index.scan(&read, &inner.index.pages, &[0], |key, value| {
-                if let (Ok(name), Some(Location::Image { image, block })) = (<[u8; 32]>::try_from(key), Location::decode(value)) {
-                    blocks.extend(open.contains(&image).then_some((image, block, PageName(name))));
-                }
-                Ok(true)
-            })?;
-        }
-        blocks.sort_unstable();
-        let total = blocks.len() as u64;
-        for (done, (image, block, name)) in blocks.into_iter().enumerate() {
-            if done.is_multiple_of(1 << 12) {
-                (self.progress)(VerifyStage::Images, Progress { done: done as u64, total });
-            }
-            match inner.read_image(image, block, &name, &mut [0; PAGE_SIZE]) {
-                Ok(()) | Err(Error::ImageNotOpen { .. }) => {}
-                Err(Error::ImageChanged { image, detail }) => {
-                    let path = PathBuf::from(format!("golden image {image}"));
-                    let at = self.add(&path, Some(u64::from(block) * PAGE_SIZE as u64), format!("block {block}"), detail, Remedy::Image);
-                    self.bad.insert((Kind::Pages, name.0), at);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        (self.progress)(VerifyStage::Images, Progress { done: total, total });
-        Ok(())
-    }
-
     /// Finds the checkpoints, parts and pages that need what is damaged.
     fn touches(&mut self) -> Result<()> {
         if self.bad.is_empty() {
@@ -698,5 +656,6 @@ fn label(kind: Kind) -> &'static str {
     }
 }
 
+mod beside;
 #[cfg(test)]
 mod tests;

@@ -91,8 +91,9 @@ fn damage_text(damage: &Damage, style: &Style) -> String {
         Remedy::Restore => "put the file back from a copy; or `fermata rm` these checkpoints, then `fermata gc`. The others are whole",
         Remedy::Rebuild => "`fermata rebuild`: the packs are right, the index is not",
         Remedy::Image => "put the golden image back as it was",
-        Remedy::Collect => "`fermata gc` removes it",
+        Remedy::Collect => "`fermata gc` removes it, or writes it again",
         Remedy::Nothing => "nothing needs to be done; put the file back from a copy to be rid of it",
+        Remedy::Remove => "remove the file: what it tells is found again when it is needed",
         _ => "see the documentation of a newer version",
     };
     lines + &format!("  mend: {mend}\n")

@@ -16,12 +16,23 @@ pub(crate) struct Db {
     settled: Tree,
     /// What came of late, in a database that new entries are put aside for.
     fresh: Option<Tree>,
+    /// By this name, in the sum of the small databases.
+    guarded: Option<&'static str>,
 }
 
 impl Db {
     /// With a tree for fresh entries, or without.
     pub fn new(settled: Tree, fresh: Option<Tree>) -> Self {
-        Self { settled, fresh }
+        Self { settled, fresh, guarded: None }
+    }
+
+    /// The same, with its entries in the sum of the small databases.
+    pub fn guarded(self, name: &'static str) -> Self {
+        Self { guarded: Some(name), ..self }
+    }
+
+    pub fn guarded_as(&self) -> Option<&'static str> {
+        self.guarded
     }
 
     pub fn get<'t>(&self, read: &'t RoTxn<'_>, key: &[u8]) -> heed::Result<Option<&'t [u8]>> {

@@ -41,6 +41,86 @@ fn verify(store: &Store) -> Vec<Damage> {
 }
 
 #[test]
+fn entries_that_only_the_index_has_are_vouched_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let id = grow(&store, None, 1..4);
+    store.tag("lab", "good", &id).unwrap();
+    let index = &store.0.index;
+    // Past what keeps the sum, as a flipped bit is.
+    let change = |db: &crate::index::Db, key: &[u8], value: Option<&[u8]>| {
+        let changed = index.write(|write| {
+            match value {
+                Some(value) => db.put(write, key, value).unwrap(),
+                None => assert!(db.delete(write, key).unwrap()),
+            }
+            Ok(())
+        });
+        changed.unwrap();
+    };
+    let is_named = || match verify(&store).as_slice() {
+        [] => false,
+        [damage] => damage.remedy == Remedy::Rebuild && damage.path == index.path(),
+        more => panic!("{more:?}"),
+    };
+    for before_the_sum in [false, true] {
+        if before_the_sum {
+            change(&index.meta, b"guard", None);
+            assert!(!is_named(), "an index from before");
+            store.tag("lab", "better", &id).unwrap();
+        }
+        assert!(!is_named());
+        change(&index.refs, b"tlab\0gooe", Some(id.as_bytes()));
+        assert!(is_named(), "a tag by another name");
+        change(&index.refs, b"tlab\0gooe", None);
+        change(&index.meta, b"collections", Some(&[9, 0, 0, 0]));
+        assert!(is_named(), "another number");
+        change(&index.meta, b"collections", None);
+        change(&index.meta, b"guarc", Some(&[0; 32]));
+        assert!(is_named(), "a key that is none");
+        change(&index.meta, b"guarc", None);
+        assert!(!is_named());
+    }
+    store.set_hint(&id, "warm", b"1").unwrap();
+    store.set_hint(&id, "warm", b"2").unwrap();
+    assert!(!is_named());
+}
+
+struct Image;
+
+impl crate::ImageReader for Image {
+    fn blocks(&self) -> u64 {
+        200
+    }
+
+    fn read_block(&self, block: PageNumber, into: &mut PageBuf) -> std::io::Result<()> {
+        into.fill(1 + (block % 250) as u8);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_block_of_a_closed_image_is_held_against_its_kept_name() {
+    let dir = tempfile::tempdir().unwrap();
+    Store::open(dir.path()).unwrap().add_image(ImageId([7; 32]), std::sync::Arc::new(Image), &mut |_| {}).unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let damage = || store.verify(&VerifyOptions::default(), &mut |_, _| {}).unwrap().damage;
+    let (index, name) = (&store.0.index, crate::hash::page(&page(50)).0);
+    let put = |image, block| {
+        let entry = Location::Image { image, block }.encode();
+        index.write(|write| index.put(write, &index.pages, &name, entry.as_ref())).unwrap();
+    };
+    assert_eq!(damage(), []);
+    for (image, block) in [(0, 50), (0, 200), (0, 1 << 20), (1, 49)] {
+        put(image, block);
+        let damage = damage();
+        assert_eq!((damage.len(), damage[0].remedy), (1, Remedy::Rebuild), "{damage:?}");
+    }
+    put(0, 49);
+    assert_eq!(damage(), []);
+}
+
+#[test]
 fn entries_of_the_index_that_lead_elsewhere_or_nowhere_are_found() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).unwrap();
