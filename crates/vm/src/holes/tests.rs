@@ -62,7 +62,7 @@ fn checkpoint(store: &Store) -> Root {
     ram
 }
 
-/// The memory of this process in place of a QEMU's, being restored. None, with a word, where this host cannot do it.
+/// The memory of this process in place of a QEMU's, being restored.
 struct Rig {
     memory: Arc<Memory>,
     mapping: Arc<Mapping>,
@@ -72,6 +72,7 @@ struct Rig {
 }
 
 impl Rig {
+    /// None, with a word, where this host cannot do it.
     fn new(choice: Choice) -> Option<Self> {
         if let Err(error) = choice.settle() {
             println!("skipped: {error}");
