@@ -249,7 +249,7 @@ impl Ring {
         let (mut served, mut untold) = (0, 0);
         self.queue.disable_notification(ram)?;
         while let Some(chain) = self.queue.iter(ram)?.next() {
-            let head = chain.head_index();
+            let head = self.head(&chain)?;
             let written = match device.handle(index, ram, chain, &yield_now) {
                 Handled::Done(written) => written,
                 // It goes back into the ring, where whoever stops the ring finds it not yet taken up. Those behind it wait too.
@@ -301,7 +301,7 @@ impl Ring {
             chain = self.queue.iter(ram)?.next();
         }
         let Some(chain) = chain else { return Ok(Offer::NoBuffers) };
-        let head = chain.head_index();
+        let head = self.head(&chain)?;
         let Some(written) = fill(chain) else {
             self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(1));
             return Ok(Offer::Absent);
@@ -309,6 +309,11 @@ impl Ring {
         self.queue.add_used(ram, head, written)?;
         self.notify(ram)?;
         Ok(Offer::Taken)
+    }
+
+    /// The descriptor that a chain begins with. One that the ring does not have could not be given back.
+    fn head(&self, chain: &Chain<'_>) -> Result<u16, virtio_queue::Error> {
+        Some(chain.head_index()).filter(|head| *head < self.queue.size()).ok_or(virtio_queue::Error::InvalidDescriptorIndex)
     }
 
     fn notify(&mut self, ram: &GuestRam) -> Result<(), virtio_queue::Error> {

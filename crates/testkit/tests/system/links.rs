@@ -175,6 +175,45 @@ fn captures_end(cli: &Cli) {
     assert!(cli::end(&mut capture, SOON).is_some_and(|status| status.success()), "a capture ends with its run");
 }
 
+/// A LAN of 1 Mbit/s a port, where two send to the third: one twice what a port takes, and one as fast as it can.
+#[test]
+fn a_guest_that_floods_a_lan_leaves_another_its_share() {
+    let cli = Cli::new();
+    let node = |number: u32| format!("    interfaces: {{eth1: {{ipv4: 10.9.0.{number}/24, mac: \"02:00:00:00:00:0{number}\"}}}}\n");
+    let [a, b, c] = [1, 2, 3].map(node);
+    let nodes =
+        guests::several("flood", 128, &[("a", "fermata.run=none", &a), ("b", "fermata.run=none", &b), ("c", "fermata.run=none", &c)]);
+    let lan = "links:\n  - {lan: net, endpoints: [\"a:eth1\", \"b:eth1\", \"c:eth1\"], rate: 1Mbit, queue: 20}\n";
+    cli.write("flood.yaml", &format!("{nodes}{lan}"));
+    cli.ok(&["up", "flood.yaml"]);
+    for machine in ["a", "c"] {
+        let answers = || cli.run(&["exec", machine, "--", "ping", "-c", "1", "-W", "2", "10.9.0.2"]).status.success();
+        await_that("the guests have their addresses", SOON, answers);
+    }
+    cli.shell("b", "beat sink /tmp/sunk 100000 >/dev/null 2>&1 &");
+    cli.shell("c", "beat flood 10.9.0.2 1000000000 1000 0 >/dev/null 2>&1 &");
+    cli.shell("a", "beat flood 10.9.0.2 1000000000 1000 250 >/dev/null 2>&1 &");
+    let dropped = || count(&cli.json(&["link", "b:eth1"])[0]["received"]["counters"]["dropped"]["queue"]);
+    await_that("the port is full", SOON, || dropped() > 0);
+    let before = dropped();
+    cli.ok(&["capture", "b:eth1", "--for", "4s", "-o", "flood.pcapng"]);
+    assert!(dropped() > before, "there was no flood");
+    let bytes = fs::read(cli.path().join("flood.pcapng")).expect("the capture");
+    let received = |from: u8| {
+        let from_it = |block: &Block<'_>| match block {
+            Block::Packet(packet) => packet.way == Way::Received && packet.frame[6..12] == [2, 0, 0, 0, 0, from],
+            _ => false,
+        };
+        blocks(&bytes).iter().filter(|block| from_it(block)).count() as u64
+    };
+    // What a port takes in that time, of frames with headers of UDP, IPv4 and Ethernet.
+    let all = 4 * 1_000_000 / 8 / (1000 + 8 + 20 + 14);
+    let (ours, flood) = (received(1), received(3));
+    println!("{ours} frames beside {flood} of the flood, of {all}");
+    assert!(ours >= all / 2 / 2, "less than half of its share");
+    cli.ok(&["down"]);
+}
+
 /// A driver is offered neither checksums nor segmentation, and no buffers to be merged: of bits 0 to 15 none but for the MTU, the address, and a switch for
 /// offloads that are not there.
 fn offers_nothing(cli: &Cli) {
