@@ -39,11 +39,16 @@ pub struct Change {
 
 /// All checkpoints, of one experiment or of all; parents before children.
 pub fn log(store: &Store, experiment: Option<&str>) -> Result<Vec<Entry>> {
-    let records = store.records()?;
+    let mut records = store.records()?;
     let names: BTreeSet<_> = records.iter().map(|(_, record)| record.experiment.clone()).collect();
     let mut marks = BTreeMap::new();
     for name in names.iter().filter(|name| experiment.is_none_or(|wanted| wanted == *name)) {
         marks.insert(name.clone(), Marks::of(store, name)?);
+    }
+    // One that was taken in between: names that were read before the records lead to none that is missing.
+    let known: BTreeSet<_> = records.iter().map(|(id, _)| *id).collect();
+    if !marks.values().flat_map(Marks::all).all(|id| known.contains(id)) {
+        records = store.records()?;
     }
     let entry = |(id, record): (CheckpointId, Record)| {
         let (heads, tags) = marks.get(&record.experiment)?.at(&id);
@@ -68,6 +73,10 @@ struct Marks {
 impl Marks {
     fn of(store: &Store, experiment: &str) -> Result<Self> {
         Ok(Self { branches: store.branches(experiment)?, tags: store.tags(experiment)? })
+    }
+
+    fn all(&self) -> impl Iterator<Item = &CheckpointId> {
+        self.branches.values().chain(self.tags.values())
     }
 
     fn at(&self, id: &CheckpointId) -> (Vec<String>, Vec<String>) {
