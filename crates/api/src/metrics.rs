@@ -293,16 +293,16 @@ fermata_pause_seconds_count 6
         let parts = [("m1".to_owned(), ram), ("m1/disk0".to_owned(), disk)].into();
         tally.runs.insert("main".to_owned(), RunTally { pages: parts, compressed_away: 77, ..RunTally::default() });
         let text = text(&about_pages("tryout", &tally));
-        let of = "{experiment=\"tryout\",run=\"main\"";
+        let (of, part) = ("experiment=\"tryout\"", "part=\"m1\",run=\"main\"");
         for line in [
-            format!("duplicate_distance_pages_total{of},part=\"m1\",distance=\"1\"}} 1"),
-            format!("duplicate_distance_pages_total{of},part=\"m1\",distance=\"4\"}} 3"),
-            format!("duplicate_pages_total{of},part=\"m1\",checkpoint=\"same\"}} 1"),
-            format!("duplicate_pages_total{of},part=\"m1\",checkpoint=\"earlier\"}} 4"),
-            format!("saved_bytes_total{of},sieve=\"zero\"}} {}", 3 * 4096),
-            format!("saved_bytes_total{of},sieve=\"on_disk\"}} {}", 8 * 4096),
-            format!("saved_bytes_total{of},sieve=\"across\"}} {}", 4 * 4096),
-            format!("saved_bytes_total{of},sieve=\"compression\"}} 77"),
+            format!("duplicate_distance_pages_total{{distance=\"1\",{of},{part}}} 1"),
+            format!("duplicate_distance_pages_total{{distance=\"4\",{of},{part}}} 3"),
+            format!("duplicate_pages_total{{checkpoint=\"same\",{of},{part}}} 1"),
+            format!("duplicate_pages_total{{checkpoint=\"earlier\",{of},{part}}} 4"),
+            format!("saved_bytes_total{{{of},run=\"main\",sieve=\"zero\"}} {}", 3 * 4096),
+            format!("saved_bytes_total{{{of},run=\"main\",sieve=\"on_disk\"}} {}", 8 * 4096),
+            format!("saved_bytes_total{{{of},run=\"main\",sieve=\"across\"}} {}", 4 * 4096),
+            format!("saved_bytes_total{{{of},run=\"main\",sieve=\"compression\"}} 77"),
         ] {
             assert!(text.contains(&format!("\nfermata_{line}\n")), "{line} is not in\n{text}");
         }
