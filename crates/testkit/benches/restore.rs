@@ -132,7 +132,7 @@ fn from_blocks(report: &mut Report, rounds: usize) {
     }
     report.note(format!(
         "from disk blocks: eagerly, a guest of 1 GiB with {:.0} MiB of blocks of its golden image, and {:.0} MiB besides that are not zero",
-        mib(pages.on_disk),
+        mib(pages.mapped + pages.on_disk),
         mib(pages.known + pages.new)
     ));
 }
