@@ -249,6 +249,7 @@ impl Ring {
         let (mut served, mut untold) = (0, 0);
         self.queue.disable_notification(ram)?;
         while let Some(chain) = self.queue.iter(ram)?.next() {
+            self.promised = false;
             let head = self.head(&chain)?;
             let written = match device.handle(index, ram, chain, &yield_now) {
                 Handled::Done(written) => written,
@@ -274,7 +275,7 @@ impl Ring {
         if untold > 0 {
             self.notify(ram)?;
         }
-        if std::mem::take(&mut self.promised) && served == 0 {
+        if std::mem::take(&mut self.promised) {
             // The ring said that there is more, and then there was not: its index moves back and forth, or it cannot be read. Going on would never
             // end.
             return Err(virtio_queue::Error::InvalidAvailRingIndex);
@@ -335,5 +336,68 @@ impl Ring {
 impl Default for Ring {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Tracking, guest::Entry};
+    use rustix::{
+        event::{EventfdFlags, eventfd},
+        fs::MemfdFlags,
+    };
+    use std::{fmt::Display, os::unix::fs::FileExt};
+
+    const SIZE: u16 = 256;
+    const AVAILABLE: u64 = 0x1000;
+    const USED: u64 = 0x2000;
+    const RAM: u64 = 0x3000;
+
+    /// Does every request at once.
+    struct Willing;
+
+    impl Device for Willing {
+        fn handle(&mut self, _ring: usize, _ram: &GuestRam, _chain: Chain<'_>, _yield_now: &dyn Fn() -> bool) -> Handled {
+            Handled::Done(0)
+        }
+
+        fn note_unusable(&mut self, error: &dyn Display) {
+            panic!("{error}");
+        }
+    }
+
+    /// However many requests come between the last look into a ring and the wish to be kicked, and whoever wants his turn while they are served: a driver that does
+    /// no wrong keeps its ring.
+    #[test]
+    fn a_ring_that_said_there_is_more_goes_on_when_that_is_done() {
+        for count in [1, 2, BATCH - 1, BATCH, BATCH + 1, 2 * BATCH, usize::from(SIZE)] {
+            for somebody_waits in [false, true] {
+                let file = File::from(rustix::fs::memfd_create("ring", MemfdFlags::CLOEXEC).unwrap());
+                file.set_len(RAM).unwrap();
+                let entry = Entry { guest: 0, len: RAM, qemu: 0, file_offset: 0, file: file.try_clone().unwrap() };
+                let ram = GuestRam::new(Arc::new(Tracking::new(Arc::default()))).with_table(vec![entry]).unwrap();
+                let mut ring = Ring::new();
+                ring.set_size(SIZE.into());
+                ring.set_addresses(0, AVAILABLE, USED);
+                ring.set_event_idx(true);
+                ring.set_enabled(true);
+                ring.start(Some(eventfd(0, EventfdFlags::CLOEXEC).unwrap().into()), &ram, &mut Willing).unwrap();
+                assert_eq!(ring.serve(0, &ram, &mut Willing, || somebody_waits), Next::Look);
+                // All of them are descriptor 0, which is an empty buffer.
+                file.write_all_at(&(count as u16).to_le_bytes(), AVAILABLE + 2).unwrap();
+                assert_eq!(ring.rest(&ram, &mut Willing), Next::Again);
+                let rounds = if somebody_waits { count } else { count / BATCH };
+                for _ in 0..rounds {
+                    assert_eq!(ring.serve(0, &ram, &mut Willing, || somebody_waits), Next::Again);
+                }
+                assert_eq!(ring.serve(0, &ram, &mut Willing, || somebody_waits), Next::Look);
+                assert_eq!(ring.rest(&ram, &mut Willing), Next::Wait);
+                assert!(ring.is_running());
+                let mut used = [0; 2];
+                file.read_exact_at(&mut used, USED + 2).unwrap();
+                assert_eq!(usize::from(u16::from_le_bytes(used)), count);
+            }
+        }
     }
 }
