@@ -10,7 +10,7 @@ use fermata_linux::clock::{Stopwatch, monotonic};
 use fermata_store::{Class, Record};
 use fermata_testkit::{
     Bench,
-    bench::{await_console, console},
+    bench::{self, await_console, console},
     guests,
     measure::{number_after, pick},
     report::{Report, Table, quantile},
@@ -416,10 +416,7 @@ fn used_kib(run: &Run) -> f64 {
 }
 
 fn sh(run: &Run, script: &str) -> String {
-    let command = ["sh", "-c", script].map(str::to_owned);
-    let done = run.body().machine().agent().execute(&command, None, PATIENCE).unwrap_or_else(|error| panic!("{script}: {error}"));
-    assert_eq!(done.status, 0, "{script}: {}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-    String::from_utf8_lossy(&done.stdout).into_owned()
+    bench::shell(run.body().machine(), PATIENCE, script)
 }
 
 /// All parts of a kind together.

@@ -100,6 +100,21 @@ pub fn check_file_system(body: &Body) {
     assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
 }
 
+/// What a shell in a guest prints, byte for byte. Panics if it fails, or if nothing comes back within `time`.
+#[track_caller]
+pub fn shell_output(machine: &Machine, time: Duration, script: &str) -> Vec<u8> {
+    let command = ["sh", "-c", script].map(str::to_owned);
+    let done = machine.agent().execute(&command, None, time).unwrap_or_else(|error| panic!("{script}: {error}"));
+    assert_eq!(done.status, 0, "{script}: {}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    done.stdout
+}
+
+/// The same as text, without what is blank around it.
+#[track_caller]
+pub fn shell(machine: &Machine, time: Duration, script: &str) -> String {
+    String::from_utf8_lossy(&shell_output(machine, time, script)).trim().to_owned()
+}
+
 /// What the console of the first machine printed.
 pub fn console(body: &Body) -> String {
     console_of(body.machine())

@@ -72,8 +72,8 @@ fn a_crash_loses_nothing_permanent_and_shows_nothing_half_made() {
     assert!(states > 80, "{states} states are not all there must be");
 }
 
-/// Blocks that no checkpoint has.
-struct Image;
+/// A golden image of blocks that no checkpoint has.
+pub(super) struct Image;
 
 impl ImageReader for Image {
     fn blocks(&self) -> u64 {

@@ -1,24 +1,15 @@
 //! One bit is flipped at a time, in every file of a store. Each flip is named when the store is opened or verified. Only in the index there are
 //! bits that say nothing: those of free pages, of free space in pages, of LMDB's locks. There everything that is read is as it was.
 
-use super::{crash::memory_dir, disk::Random, *};
-use crate::{ImageReader, Remedy, index::Location, seal};
+use super::{
+    crash::{Image, memory_dir},
+    disk::Random,
+    *,
+};
+use crate::{Remedy, index::Location, seal};
 
 /// Files up to this length are flipped at each of their bytes.
 const SMALL: usize = 4096;
-
-struct Image;
-
-impl ImageReader for Image {
-    fn blocks(&self) -> u64 {
-        300
-    }
-
-    fn read_block(&self, block: PageNumber, into: &mut PageBuf) -> io::Result<()> {
-        *into = page(10_000 + u64::from(block));
-        Ok(())
-    }
-}
 
 /// A store with something of everything: packs, settled and fresh entries, a tag, a branch made by hand, a hint, checkpoints removed before and after a
 /// collection, a golden image with the names of its blocks and its id.

@@ -1,6 +1,7 @@
 //! What `guests/src/beat.c` noted in a guest: something that was done again and again, when, and how long it took.
 
 use fermata_experiment::{Machine, Run};
+use fermata_testkit::bench::shell_output;
 use fermata_types::VirtualTime;
 use std::time::Duration;
 
@@ -150,8 +151,5 @@ pub fn fetch(machine: &Machine, file: &str) -> Vec<u8> {
 
 /// Runs a script in a guest. Returns what it printed.
 pub fn sh(machine: &Machine, script: &str) -> Vec<u8> {
-    let command = ["sh", "-c", script].map(str::to_owned);
-    let done = machine.agent().execute(&command, None, PATIENCE).unwrap_or_else(|error| panic!("{script}: {error}"));
-    assert_eq!(done.status, 0, "{script}: {}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-    done.stdout
+    shell_output(machine, PATIENCE, script)
 }

@@ -5,7 +5,7 @@ use fermata_experiment::{Asked, Journey, Run, Status};
 use fermata_store::Record;
 use fermata_testkit::{
     Bench, Snapshot,
-    bench::{await_console, console},
+    bench::{self, await_console, console},
     cli::await_that,
     guests,
 };
@@ -25,10 +25,7 @@ const PAGES: u64 = 2 * FILE_MIB * 256;
 const MOST: u64 = PAGES / 2;
 
 fn shell(run: &Run, script: &str) -> String {
-    let command = ["sh", "-c", script].map(str::to_owned);
-    let done = run.body().machine().agent().execute(&command, None, BOOT).expect("the guest's agent answers");
-    assert_eq!(done.status, 0, "{script}: {}", String::from_utf8_lossy(&done.stderr));
-    String::from_utf8_lossy(&done.stdout).trim().to_owned()
+    bench::shell(run.body().machine(), BOOT, script)
 }
 
 /// Pages of the host that the guest's memory takes.

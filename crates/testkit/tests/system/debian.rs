@@ -1,16 +1,13 @@
 //! A whole Debian: it boots from its own disk through the BIOS, compiles, keeps a database, and all of it survives checkpoints and journeys.
 
 use fermata_experiment::{Journey, Run};
-use fermata_testkit::{Bench, Snapshot, guests};
+use fermata_testkit::{Bench, Snapshot, bench, guests};
 use std::time::Duration;
 
 const WAIT: Duration = Duration::from_secs(180);
 
 fn sh(run: &Run, script: &str) -> String {
-    let command = ["sh", "-c", script].map(str::to_owned);
-    let done = run.body().machine().agent().execute(&command, None, WAIT).unwrap_or_else(|error| panic!("{script}: {error}"));
-    assert_eq!(done.status, 0, "{script}: {}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-    String::from_utf8_lossy(&done.stdout).trim().to_owned()
+    bench::shell(run.body().machine(), WAIT, script)
 }
 
 #[test]

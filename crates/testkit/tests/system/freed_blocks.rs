@@ -1,7 +1,11 @@
 //! Blocks that the guest's file system has freed are in no checkpoint, without `discard`; and what the guest's kernel relies on always is, at any instant under load.
 
 use fermata_experiment::{Asked, Journey, Run};
-use fermata_testkit::{Bench, bench::check_file_system, guests};
+use fermata_testkit::{
+    Bench,
+    bench::{self, check_file_system},
+    guests,
+};
 use fermata_types::PageCounts;
 use std::time::Duration;
 
@@ -11,10 +15,7 @@ const BIG_MIB: u64 = 100;
 const BLOCKS_PER_MIB: u64 = 256;
 
 fn sh(run: &Run, script: &str) -> String {
-    let command = ["sh", "-c", script].map(str::to_owned);
-    let done = run.body().machine().agent().execute(&command, None, WAIT).unwrap_or_else(|error| panic!("{script}: {error}"));
-    assert_eq!(done.status, 0, "{script}: {}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-    String::from_utf8_lossy(&done.stdout).trim().to_owned()
+    bench::shell(run.body().machine(), WAIT, script)
 }
 
 fn bench(name: &str) -> Bench {

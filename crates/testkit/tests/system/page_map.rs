@@ -5,7 +5,7 @@ use fermata_experiment::{Asked, Journey, Status};
 use fermata_store::Record;
 use fermata_testkit::{
     Bench,
-    bench::{await_console, console},
+    bench::{await_console, console, shell},
     guests,
 };
 use fermata_types::CheckpointId;
@@ -66,9 +66,7 @@ fn checked_under_load(name: &str, keys: &str, load: &Load) {
     let checks = |text: &str| (text.contains("FAIL") || load.says.iter().all(|words| text.contains(words))).then_some(());
     await_console(&run.body(), BOOT, checks);
     if let Some(beside) = load.beside {
-        let command = ["sh", "-c", beside].map(str::to_owned);
-        let started = run.body().machine().agent().execute(&command, None, BOOT).expect("the guest's agent answers");
-        assert_eq!(started.status, 0);
+        shell(run.body().machine(), BOOT, beside);
     }
     for number in 0..load.checkpoints {
         std::thread::sleep(Duration::from_millis(300));
@@ -131,8 +129,7 @@ fn an_image_that_was_changed_unseen_is_found_by_content() {
     image.set_modified(modified).expect("times can be set");
     // Somebody has the disk open from now on, or else what was read would be free again, and soon something else.
     let read = "exec 3</dev/vda; sleep 100000 </dev/null >/dev/null 2>&1 & dd if=/dev/vda of=/dev/null bs=1M skip=200 count=2";
-    let read = ["sh", "-c", read].map(str::to_owned);
-    assert_eq!(run.body().machine().agent().execute(&read, None, BOOT).expect("the agent answers").status, 0);
+    shell(run.body().machine(), BOOT, read);
     let error = run.checkpoint_as(PARANOID, &|| true).expect_err("a page that differs from its block").to_string();
     assert!(error.contains("m1/disk0") && error.contains("block 51"), "{error}");
     // From now on everything is looked at, and the guest has been running all along.

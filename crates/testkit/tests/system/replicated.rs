@@ -6,7 +6,7 @@
 use fermata_experiment::{Body, Machine};
 use fermata_testkit::{
     Bench,
-    bench::{await_console_of, console_of},
+    bench::{self, await_console_of, console_of},
     cli::await_that,
     guests,
     measure::number_after,
@@ -34,10 +34,7 @@ fn machines(body: &Body) -> [&Machine; 3] {
 }
 
 fn sh(machine: &Machine, script: &str) -> String {
-    let done =
-        machine.agent().execute(&["sh", "-c", script].map(str::to_owned), None, BOOT).unwrap_or_else(|error| panic!("{script}: {error}"));
-    assert_eq!(done.status, 0, "{script}: {}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-    String::from_utf8_lossy(&done.stdout).trim().to_owned()
+    bench::shell(machine, BOOT, script)
 }
 
 /// What the client said last of how many writes were acknowledged.
