@@ -29,7 +29,7 @@ const READERS_MAX: u32 = 1024;
 /// How long to wait for this very process to finish closing the same index.
 const CLOSING_MAX: Duration = Duration::from_secs(10);
 
-const DATABASES: [&str; 14] = [
+pub(crate) const DATABASES: [&str; 14] = [
     "pages",
     "nodes",
     "blobs",

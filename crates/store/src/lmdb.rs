@@ -5,7 +5,16 @@
 //! LMDB 0.9, `mdb.c`: `MDB_meta`, `MDB_page`, `MDB_node`, `MDB_db`. See `docs/decisions/0014-index-check.md`.
 
 use crate::pack::{u16_at, u32_at, u64_at};
-use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
+use std::{
+    cmp,
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    panic::resume_unwind,
+    path::Path,
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+};
 
 const MAGIC: u32 = 0xbeef_c0de;
 const VERSION: u32 = 1;
@@ -29,6 +38,9 @@ const META: u16 = 8;
 const BIG: u16 = 1;
 const SUB: u16 = 2;
 const INTEGER_KEY: u16 = 8;
+
+/// Entries of a tree that is worth several threads.
+const LARGE: u64 = if cfg!(test) { 1 } else { 20_000 };
 
 /// Looks at a file that others write to meanwhile.
 const TRIES: u32 = 8;
@@ -63,7 +75,7 @@ pub(crate) fn check(path: &Path, names: &[&str]) -> Checked<()> {
     }
     let mut last = None;
     for _ in 0..TRIES {
-        let found = Walk::begin(&file).and_then(|(meta, mut walk)| {
+        let found = Walk::begin(&file).and_then(|(meta, walk)| {
             walk.databases(&meta, &mut |name, _| match names.iter().any(|known| known.as_bytes() == name) {
                 true => Ok(()),
                 false => Err(format!("there is no database \"{}\"", name.escape_ascii())),
@@ -86,7 +98,7 @@ pub(crate) fn salvage(path: &Path, name: &str) -> (Entries, Checked<()>) {
     let mut found = Vec::new();
     let mut all = || {
         let file = File::open(path)?;
-        let (meta, mut walk) = Walk::begin(&file)?;
+        let (meta, walk) = Walk::begin(&file)?;
         let mut wanted = None;
         let listed = walk.tree(&meta.main, &mut |_, key, value| {
             if let (true, Value::Sub(db)) = (key == name.as_bytes(), value) {
@@ -137,6 +149,17 @@ impl Db {
             root: u64_at(bytes, 40),
         }
     }
+
+    /// Its root, unless it is empty.
+    fn root(&self) -> Checked<Option<u64>> {
+        if self.root == NO_PAGE {
+            return Ok(None);
+        }
+        if self.depth == 0 || self.depth > DEPTH_MAX {
+            return Err(Fault::Damaged(0, format!("a tree of depth {}", self.depth)));
+        }
+        Ok(Some(self.root))
+    }
 }
 
 /// A value in a leaf.
@@ -167,11 +190,37 @@ struct Count {
 }
 
 impl Count {
+    /// Nothing of this tree yet.
+    fn new(db: &Db) -> Self {
+        Self { integer_keys: db.flags & INTEGER_KEY != 0, ..Self::default() }
+    }
+
+    /// Adds what was counted behind all this, from a separator on.
+    fn join(&mut self, separator: Option<&[u8]>, behind: Self) -> Result<(), String> {
+        separator.map_or(Ok(()), |key| self.next(key, true))?;
+        self.branch_pages += behind.branch_pages;
+        self.leaf_pages += behind.leaf_pages;
+        self.overflow_pages += behind.overflow_pages;
+        self.entries += behind.entries;
+        (self.floor, self.inclusive) = (behind.floor, behind.inclusive);
+        Ok(())
+    }
+
+    /// Whether that is what LMDB says.
+    fn check(&self, db: &Db) -> Checked<()> {
+        let counted = (self.branch_pages, self.leaf_pages, self.overflow_pages, self.entries);
+        let claimed = (db.branch_pages, db.leaf_pages, db.overflow_pages, db.entries);
+        if counted == claimed && (db.root == NO_PAGE) == (db.depth == 0) {
+            return Ok(());
+        }
+        Err(Fault::Damaged(0, format!("a tree has {counted:?} branches, leaves, overflow pages and entries instead of {claimed:?}")))
+    }
+
     /// Keys rise through the whole tree.
     fn next(&mut self, key: &[u8], separator: bool) -> Result<(), String> {
         let order = match self.integer_keys {
             true if key.len() != 8 => return Err(format!("a key of {} bytes instead of a number", key.len())),
-            true if self.floor.is_empty() => std::cmp::Ordering::Greater,
+            true if self.floor.is_empty() => cmp::Ordering::Greater,
             true => u64_at(key, 0).cmp(&u64_at(&self.floor, 0)),
             false => key.cmp(self.floor.as_slice()),
         };
@@ -185,6 +234,12 @@ impl Count {
     }
 }
 
+/// Where a branch leads, and the least key that may be there, but for the first.
+struct Child<'p> {
+    key: Option<&'p [u8]>,
+    page: u64,
+}
+
 struct Walk<'f> {
     file: &'f File,
     page_size: usize,
@@ -192,7 +247,7 @@ struct Walk<'f> {
     pages: u64,
     pages_claimed: u64,
     /// A bit a page that was met.
-    seen: Vec<u64>,
+    seen: Vec<AtomicU64>,
 }
 
 fn read(file: &File, at: u64, length: usize) -> io::Result<Vec<u8>> {
@@ -239,12 +294,12 @@ impl<'f> Walk<'f> {
             return fault(format!("flags {:#x} and {:#x} are not of this index", free.flags, main.flags));
         }
         let pages = (last + 1).min(file.metadata()?.len() / page_size as u64);
-        let seen = vec![0; (last as usize + 64) / 64];
+        let seen = (0..(last as usize + 64) / 64).map(|_| AtomicU64::new(0)).collect();
         Ok((Meta { free, main }, Self { file, page_size, pages, pages_claimed: last + 1, seen }))
     }
 
     /// Walks the main database and every database in it. `each` may refuse one.
-    fn databases(&mut self, meta: &Meta, each: &mut EachDb<'_>) -> Checked<()> {
+    fn databases(&self, meta: &Meta, each: &mut EachDb<'_>) -> Checked<()> {
         let mut databases = Vec::new();
         self.tree(&meta.main, &mut |_, key, value| {
             let Value::Sub(db) = value else { return Err("a value where a database should be".into()) };
@@ -255,16 +310,11 @@ impl<'f> Walk<'f> {
             databases.push(db);
             Ok(())
         })?;
-        databases.iter().try_for_each(|db| {
-            self.tree(db, &mut |_, _, value| match value {
-                Value::Sub(_) => Err("a database within a database".into()),
-                _ => Ok(()),
-            })
-        })
+        databases.iter().try_for_each(|db| self.tree_of_values(db))
     }
 
     /// The free pages: LMDB hands them out for new content, so none may be in use, or twice free.
-    fn free(&mut self, free: &Db) -> Checked<()> {
+    fn free(&self, free: &Db) -> Checked<()> {
         let mut lists = Vec::new();
         let mut bigs = Vec::new();
         self.tree(free, &mut |at, _, value| match value {
@@ -301,56 +351,87 @@ impl<'f> Walk<'f> {
     }
 
     /// Walks a tree down to its values.
-    fn tree(&mut self, db: &Db, each: &mut Each<'_>) -> Checked<()> {
-        let mut count = Count { integer_keys: db.flags & INTEGER_KEY != 0, ..Count::default() };
-        if db.root != NO_PAGE {
-            if db.depth == 0 || db.depth > DEPTH_MAX {
-                return Err(Fault::Damaged(0, format!("a tree of depth {}", db.depth)));
-            }
-            self.page(db.root, db.depth, &mut count, each)?;
+    fn tree(&self, db: &Db, each: &mut Each<'_>) -> Checked<()> {
+        let mut count = Count::new(db);
+        if let Some(root) = db.root()? {
+            self.page(root, db.depth, &mut count, each)?;
         }
-        let counted = (count.branch_pages, count.leaf_pages, count.overflow_pages, count.entries);
-        let claimed = (db.branch_pages, db.leaf_pages, db.overflow_pages, db.entries);
-        if counted != claimed || (db.root == NO_PAGE) != (db.depth == 0) {
-            return Err(Fault::Damaged(
-                0,
-                format!("a tree has {counted:?} branches, leaves, overflow pages and entries instead of {claimed:?}"),
-            ));
+        count.check(db)
+    }
+
+    /// The same with a tree that holds no other, by all processors if it is large.
+    fn tree_of_values(&self, db: &Db) -> Checked<()> {
+        let each = |_: u64, _: &[u8], value: Value<'_>| match value {
+            Value::Sub(_) => Err("a database within a database".to_owned()),
+            _ => Ok(()),
+        };
+        let Some(root) = db.root()?.filter(|_| db.entries >= LARGE && db.depth > 1) else { return self.tree(db, &mut { each }) };
+        let page = self.read_page(root)?;
+        let children = self.children(root, &page)?;
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        let shares: Vec<_> = children.chunks(children.len().div_ceil(threads)).collect();
+        let counted: Vec<_> = thread::scope(|scope| {
+            let walk = |share: &'_ [Child<'_>]| {
+                let mut count = Count::new(db);
+                self.below(root, share, db.depth, &mut count, &mut { each }).map(|()| count)
+            };
+            let walks: Vec<_> = shares.iter().map(|share| scope.spawn(move || walk(share))).collect();
+            walks.into_iter().map(|walk| walk.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+        });
+        let mut count = Count { branch_pages: 1, ..Count::new(db) };
+        for (share, counted) in shares.iter().zip(counted) {
+            count.join(share[0].key, counted?).map_err(|detail| self.fault(root, detail))?;
+        }
+        count.check(db)
+    }
+
+    fn fault(&self, page: u64, detail: String) -> Fault {
+        Fault::Damaged(page.saturating_mul(self.page_size as u64), detail)
+    }
+
+    fn read_page(&self, number: u64) -> Checked<Vec<u8>> {
+        self.meet(number, 1, self.pages).map_err(|detail| self.fault(number, detail))?;
+        Ok(read(self.file, number * self.page_size as u64, self.page_size)?)
+    }
+
+    /// Walks the part of a tree below one page. `depth` is 1 for a leaf.
+    fn page(&self, number: u64, depth: u16, count: &mut Count, each: &mut Each<'_>) -> Checked<()> {
+        let page = self.read_page(number)?;
+        if depth > 1 {
+            count.branch_pages += 1;
+            return self.below(number, &self.children(number, &page)?, depth, count, each);
+        }
+        count.leaf_pages += 1;
+        for place in pointers(&page, number, LEAF).map_err(|detail| self.fault(number, detail))? {
+            count.entries += 1;
+            self.entry(&page, number * self.page_size as u64, place, count, each)?;
         }
         Ok(())
     }
 
-    /// Walks the part of a tree below one page. `depth` is 1 for a leaf.
-    fn page(&mut self, number: u64, depth: u16, count: &mut Count, each: &mut Each<'_>) -> Checked<()> {
-        let at = number.saturating_mul(self.page_size as u64);
-        let fault = |detail: String| Fault::Damaged(at, detail);
-        self.meet(number, 1, self.pages).map_err(fault)?;
-        let page = read(self.file, at, self.page_size)?;
-        let kind = if depth == 1 { LEAF } else { BRANCH };
-        let pointers = pointers(&page, number, kind).map_err(fault)?;
-        if kind == LEAF {
-            count.leaf_pages += 1;
-            for place in pointers {
-                count.entries += 1;
-                self.entry(&page, at, place, count, each)?;
-            }
-            return Ok(());
-        }
-        count.branch_pages += 1;
-        for (index, place) in pointers.into_iter().enumerate() {
-            let (node, key) = node(&page, place).map_err(fault)?;
+    /// What a branch leads to.
+    fn children<'p>(&self, number: u64, page: &'p [u8]) -> Checked<Vec<Child<'p>>> {
+        let child = |(index, place)| {
+            let (node, key) = node(page, place)?;
             // The first key of a branch stands for everything below the second.
-            if index > 0 {
-                count.next(key, true).map_err(fault)?;
-            }
-            let child = u64::from(u32_at(node, 0)) | u64::from(u16_at(node, 4)) << 32;
-            self.page(child, depth - 1, count, each)?;
+            let key = if index > 0 { Some(key) } else { None };
+            Ok(Child { key, page: u64::from(u32_at(node, 0)) | u64::from(u16_at(node, 4)) << 32 })
+        };
+        let children = pointers(page, number, BRANCH).and_then(|places| places.into_iter().enumerate().map(child).collect());
+        children.map_err(|detail| self.fault(number, detail))
+    }
+
+    /// Walks what some children of a branch lead to.
+    fn below(&self, number: u64, children: &[Child<'_>], depth: u16, count: &mut Count, each: &mut Each<'_>) -> Checked<()> {
+        for child in children {
+            child.key.map_or(Ok(()), |key| count.next(key, true)).map_err(|detail| self.fault(number, detail))?;
+            self.page(child.page, depth - 1, count, each)?;
         }
         Ok(())
     }
 
     /// One node of a leaf, and the pages of its own that its value may have.
-    fn entry(&mut self, page: &[u8], at: u64, place: usize, count: &mut Count, each: &mut Each<'_>) -> Checked<()> {
+    fn entry(&self, page: &[u8], at: u64, place: usize, count: &mut Count, each: &mut Each<'_>) -> Checked<()> {
         let fault = |detail: String| Fault::Damaged(at, detail);
         let (node, key) = node(page, place).map_err(fault)?;
         if key.is_empty() {
@@ -377,7 +458,7 @@ impl<'f> Walk<'f> {
     }
 
     /// Pages that a large value has to itself; returns how many.
-    fn overflow(&mut self, first: u64, length: usize) -> Checked<u64> {
+    fn overflow(&self, first: u64, length: usize) -> Checked<u64> {
         let at = first.saturating_mul(self.page_size as u64);
         if first >= self.pages {
             return Err(Fault::Damaged(at, format!("page {first} is not there")));
@@ -393,16 +474,15 @@ impl<'f> Walk<'f> {
     }
 
     /// Notes pages, each of which may be met once.
-    fn meet(&mut self, first: u64, count: u64, limit: u64) -> Result<(), String> {
+    fn meet(&self, first: u64, count: u64, limit: u64) -> Result<(), String> {
         if first < METAS || first.checked_add(count).is_none_or(|end| end > limit) {
             return Err(format!("pages {first} + {count} are not there"));
         }
         for page in first..first + count {
-            let (word, bit) = (&mut self.seen[(page / 64) as usize], 1 << (page % 64));
-            if *word & bit != 0 {
+            let bit = 1 << (page % 64);
+            if self.seen[(page / 64) as usize].fetch_or(bit, Ordering::Relaxed) & bit != 0 {
                 return Err(format!("page {page} is used twice"));
             }
-            *word |= bit;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ mod crash;
 mod disk;
 mod flips;
 mod full;
+mod walk;
 
 use crate::{
     CollectOptions, Cost, Error, Record, Removal, Store, VerifyOptions,
