@@ -104,7 +104,7 @@ fn tell(report: &mut Report, load: &str, ways: &[Way], alone: f64) {
     for way in ways {
         let mut add = |what: &str, value: f64, unit, rival: &str, rival_value: f64, at_least: &str, holds| {
             let (name, rival, at_least) = (format!("{load}, {}: {what}", way.name), rival.to_owned(), at_least.to_owned());
-            report.figures.push(Figure { name, value, unit, rival, rival_value: Some(rival_value), at_least, holds });
+            report.add(Figure { name, value, unit, rival, rival_value: Some(rival_value), at_least, holds });
         };
         let (at_least, holds) = match way.name {
             "auto" => ("within 10 % of the best", median(way) <= median(best) * MARGIN),

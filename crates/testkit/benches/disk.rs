@@ -90,7 +90,7 @@ fn report(speeds: &BTreeMap<(usize, &str), Vec<f64>>, checkpoints: usize) -> Rep
             if judged {
                 all.push(of_rival);
             }
-            report.figures.push(Figure {
+            report.add(Figure {
                 name: format!("{name}{how}"),
                 value: quantile(&speeds[&(job, peer)], 0.5),
                 unit: "MiB/s",
@@ -103,15 +103,7 @@ fn report(speeds: &BTreeMap<(usize, &str), Vec<f64>>, checkpoints: usize) -> Rep
     }
     let mean = (all.iter().map(|ratio| ratio.ln()).sum::<f64>() / all.len() as f64).exp();
     let mut add = |name: &str, value, unit, at_least: &str, holds| {
-        report.figures.push(Figure {
-            name: name.into(),
-            value,
-            unit,
-            rival: String::new(),
-            rival_value: None,
-            at_least: at_least.into(),
-            holds,
-        });
+        report.add(Figure { name: name.into(), value, unit, rival: String::new(), rival_value: None, at_least: at_least.into(), holds });
     };
     add("speed, of raw's, mean of all jobs", mean, "x", "0.95", mean >= 1.0 - SLOWER_MAX);
     add("checkpoints taken meanwhile", checkpoints as f64, "", "reported", true);

@@ -56,7 +56,7 @@ struct Measured {
 fn tell(report: &mut Report, case: &str, measured: &[(Choice, Measured)]) {
     let mut add = |name: String, value, unit, rival: &str, rival_value, at_least: &str, holds| {
         let (rival, at_least) = (rival.to_owned(), at_least.to_owned());
-        report.figures.push(Figure { name, value, unit, rival, rival_value, at_least, holds });
+        report.add(Figure { name, value, unit, rival, rival_value, at_least, holds });
     };
     for (choice, cost) in measured {
         add(format!("{case}: {choice} write"), cost.write_ns, "ns", "second write", Some(cost.unwatched_ns), "reported", true);

@@ -1,4 +1,4 @@
-//! What a bench prints: figures, each beside its rival of the same run.
+//! What a bench prints: figures, each beside its rival of the same run, as soon as it is known. So what an hour has measured is not lost with what fails afterwards.
 
 use serde::Serialize;
 use std::fs;
@@ -59,7 +59,21 @@ impl Report {
             read("/proc/cpuinfo").lines().find_map(|line| Some(line.split_once("model name")?.1.trim_matches([' ', '\t', ':']).to_owned()));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let machine = format!("{cores} x {}, Linux {}", processor.unwrap_or_default(), read("/proc/sys/kernel/osrelease").trim());
+        if !as_json() {
+            println!("{bench} on {machine}");
+        }
         Self { bench, machine, figures: Vec::new(), tables: Vec::new(), notes: Vec::new() }
+    }
+
+    /// Adds a figure, and prints it: where JSON is wanted, for whoever watches.
+    pub fn add(&mut self, figure: Figure) {
+        let line = figure.line();
+        if as_json() {
+            eprintln!("{line}")
+        } else {
+            println!("{line}")
+        }
+        self.figures.push(figure);
     }
 
     /// Adds a figure that is told and has no mark to reach.
@@ -70,7 +84,7 @@ impl Report {
     /// Adds a figure with its mark in words, and whether it was reached.
     pub fn mark(&mut self, name: &str, value: f64, unit: &'static str, rival: Option<(&str, f64)>, mark: (&str, bool)) {
         let (rival, rival_value) = rival.map_or((String::new(), None), |(rival, value)| (rival.to_owned(), Some(value)));
-        self.figures.push(Figure { name: name.to_owned(), value, unit, rival, rival_value, at_least: mark.0.to_owned(), holds: mark.1 });
+        self.add(Figure { name: name.to_owned(), value, unit, rival, rival_value, at_least: mark.0.to_owned(), holds: mark.1 });
     }
 
     /// Adds something that one must know to read the figures.
@@ -78,25 +92,31 @@ impl Report {
         self.notes.push(text.into());
     }
 
-    /// Prints it: as JSON if `--json` was among the arguments, else as lines for people.
+    /// Prints what is left to print: as JSON, all of it, if `--json` was among the arguments; else tables and notes for people.
     pub fn print(&self) {
-        if std::env::args().any(|argument| argument == "--json") {
+        if as_json() {
             println!("{}", serde_json::to_string(self).expect("figures are plain values"));
             return;
         }
-        println!("{} on {}", self.bench, self.machine);
-        for figure in &self.figures {
-            let rival = figure.rival_value.map_or_else(String::new, |value| format!("{value:.2} {} {}", figure.unit, figure.rival));
-            let mark = match (figure.at_least.as_str(), figure.holds) {
-                (REPORTED, _) => String::new(),
-                (mark, true) => format!("{mark}: holds"),
-                (mark, false) => format!("{mark}: FALLS SHORT"),
-            };
-            let line = format!("  {:44} {:>10.2} {:5} {:30} {mark}", figure.name, figure.value, figure.unit, rival);
-            println!("{}", line.trim_end());
-        }
         self.tables.iter().for_each(Table::print);
         self.notes.iter().for_each(|note| println!("  ({note})"));
+    }
+}
+
+fn as_json() -> bool {
+    std::env::args().any(|argument| argument == "--json")
+}
+
+impl Figure {
+    fn line(&self) -> String {
+        let rival = self.rival_value.map_or_else(String::new, |value| format!("{value:.2} {} {}", self.unit, self.rival));
+        let mark = match (self.at_least.as_str(), self.holds) {
+            (REPORTED, _) => String::new(),
+            (mark, true) => format!("{mark}: holds"),
+            (mark, false) => format!("{mark}: FALLS SHORT"),
+        };
+        let line = format!("  {:44} {:>10.2} {:5} {:30} {mark}", self.name, self.value, self.unit, rival);
+        line.trim_end().to_owned()
     }
 }
 
