@@ -6,7 +6,9 @@ use fermata_experiment::{Journey, spare, travel};
 use fermata_linux::clock::{Stopwatch, monotonic};
 use fermata_store::{Record, Store};
 use fermata_testkit::{
-    Bench, guests,
+    Bench,
+    bench::shell,
+    guests,
     measure::{Counter, drop_page_cache, number_after, pick},
     report::{Report, quantile},
     rival::Stock,
@@ -114,9 +116,7 @@ fn from_blocks(report: &mut Report, rounds: usize) {
     let run = bench.boot();
     // Linux forgets what it read of a disk when the last one closes it.
     let hold_and_read = format!("sleep 1000000 </dev/vda >/dev/null 2>&1 & dd if=/dev/vda of=/dev/null bs=1M count={READ_MIB}");
-    let read = ["sh", "-c", &hold_and_read].map(str::to_owned);
-    let read = run.body().machine().agent().execute(&read, None, PATIENCE).expect("the guest reads its disk");
-    assert_eq!(read.status, 0, "{}", String::from_utf8_lossy(&read.stderr));
+    shell(run.body().machine(), PATIENCE, &hold_and_read);
     let (id, record) = run.checkpoint(None).expect("a checkpoint");
     run.body().machine().kill();
     drop(run);

@@ -1,7 +1,7 @@
 //! The walk over the index by several threads: what is wrong between two children of a root is noticed, whichever threads walk below them.
 
 use super::*;
-use crate::lmdb;
+use crate::{index::DATABASES, lmdb, pack::u16_at};
 
 /// Where the pointers to the nodes of a page begin.
 const POINTERS: usize = 16;
@@ -11,10 +11,6 @@ const PAGE: usize = 4096;
 const BRANCH: u16 = 1;
 /// Enough for a root with many children.
 const PAGES: u64 = 3000;
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap())
-}
 
 /// Places of the nodes of each branch of a file, as they lie in it.
 fn branches(file: &[u8]) -> Vec<Vec<usize>> {
@@ -40,7 +36,7 @@ fn children_out_of_order_are_noticed_wherever_they_are() {
     let whole = std::fs::read(&path).unwrap();
     let check = |bytes: &[u8]| {
         std::fs::write(&path, bytes).unwrap();
-        lmdb::check(&path, &crate::index::DATABASES)
+        lmdb::check(&path, &DATABASES)
     };
     check(&whole).unwrap();
     // Old versions of roots are free by now, and may say what they like; the largest in use has as many children as any.
