@@ -1,5 +1,7 @@
 //! Who goes first when there are more threads than processors.
 
+use std::fs;
+
 /// How much later the others are let go first: a tenth of the share of an ordinary thread (`sched(7)`, nice values).
 const BEHIND: i32 = 10;
 
@@ -9,4 +11,120 @@ const BEHIND: i32 = 10;
 pub fn go_last() {
     // Raising it is always allowed. If it fails all the same, the work is done no less well.
     let _ = rustix::process::setpriority_process(None, BEHIND);
+}
+
+/// The calling thread, for the kernel.
+const CALLER: u32 = 0;
+
+/// Nanoseconds for which a thread wants to run at a time, the shortest that the kernel takes.
+const SHORT: u64 = 100_000;
+
+/// From now on the calling thread, and those that it begins, run soon when they are woken, for as short a time, instead of after whoever runs: for threads that
+/// somebody waits for, who answer and sleep again. They get no more of the processor for it than before. Kernels before 6.12 let them wait as ever.
+pub fn answer_soon() {
+    shorten(CALLER);
+}
+
+/// The same for the threads of another process, but for these.
+pub fn answer_soon_in(process: u32, but: &[u32]) {
+    threads(process).filter(|thread| !but.contains(thread)).for_each(shorten);
+}
+
+fn threads(process: u32) -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// If it fails, nothing is done less well.
+fn shorten(thread: u32) {
+    let Some(attributes) = attributes(thread).filter(|attributes| attributes.sched_policy == libc::SCHED_OTHER as u32) else { return };
+    let short = libc::sched_attr { sched_runtime: SHORT, ..attributes };
+    // SAFETY: The kernel only reads what it is given, before it returns.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, thread as libc::pid_t, &raw const short, 0) };
+}
+
+fn attributes(thread: u32) -> Option<libc::sched_attr> {
+    let size = size_of::<libc::sched_attr>() as u32;
+    let mut attributes = libc::sched_attr {
+        size,
+        sched_policy: 0,
+        sched_flags: 0,
+        sched_nice: 0,
+        sched_priority: 0,
+        sched_runtime: 0,
+        sched_deadline: 0,
+        sched_period: 0,
+    };
+    // SAFETY: The kernel writes at most `size` bytes, which are there.
+    let known = unsafe { libc::syscall(libc::SYS_sched_getattr, thread as libc::pid_t, &raw mut attributes, size, 0) } == 0;
+    known.then_some(attributes)
+}
+
+/// Threads of other processes that, when they are woken, wait for whoever runs instead of pushing it aside (`SCHED_BATCH`, `sched(7)`): no more than a slice of
+/// time of the processor that they wake up on, and not at all if another one is idle. Dropped, they are as they were.
+#[derive(Debug)]
+#[must_use]
+pub struct HeldBack(Vec<u32>);
+
+/// Holds back those of these threads that are ordinary ones and that we may change. Nothing depends on it but who goes first.
+pub fn hold_back(threads: &[u32]) -> HeldBack {
+    let held = |thread: &u32| policy(*thread) == Some(libc::SCHED_OTHER) && set_policy(*thread, libc::SCHED_BATCH);
+    HeldBack(threads.iter().copied().filter(held).collect())
+}
+
+impl Drop for HeldBack {
+    fn drop(&mut self) {
+        for thread in &self.0 {
+            set_policy(*thread, libc::SCHED_OTHER);
+        }
+    }
+}
+
+/// None if there is no such thread.
+fn policy(thread: u32) -> Option<libc::c_int> {
+    // SAFETY: It takes a number and touches no memory of ours.
+    let policy = unsafe { libc::sched_getscheduler(thread as libc::pid_t) };
+    (policy >= 0).then_some(policy)
+}
+
+fn set_policy(thread: u32, policy: libc::c_int) -> bool {
+    // The static priority, which ordinary threads do not have. Nice values stay.
+    let none = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `none` lives until the call returns, which only reads it.
+    unsafe { libc::sched_setscheduler(thread as libc::pid_t, policy, &none) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // One test: what one of them changes the other would see.
+    #[test]
+    fn threads_go_first_or_last_as_they_are_told() {
+        let (tell, told) = std::sync::mpsc::channel::<()>();
+        let (id, ids) = std::sync::mpsc::channel();
+        let other = std::thread::spawn(move || {
+            id.send(rustix::thread::gettid().as_raw_pid() as u32).unwrap();
+            let _ = told.recv();
+        });
+        let other_id = ids.recv().unwrap();
+        let others = threads(std::process::id()).collect::<Vec<_>>();
+        let slice = || attributes(other_id).map(|attributes| (attributes.sched_runtime, attributes.sched_nice, attributes.sched_policy));
+        let before = slice().unwrap();
+        answer_soon_in(std::process::id(), &others);
+        assert_eq!(slice(), Some(before), "it was left out");
+        answer_soon_in(std::process::id(), &others.into_iter().filter(|thread| *thread != other_id).collect::<Vec<_>>());
+        // Older kernels have no slices of a thread's own, and tell of none.
+        let short = if before.0 == 0 { 0 } else { SHORT };
+        assert_eq!(slice(), Some((short, before.1, before.2)));
+        let held = hold_back(&[other_id]);
+        assert_eq!(policy(other_id), Some(libc::SCHED_BATCH));
+        // Whoever was held back by somebody else is left to them.
+        drop(hold_back(&[other_id]));
+        assert_eq!(policy(other_id), Some(libc::SCHED_BATCH));
+        drop(held);
+        assert_eq!(policy(other_id), Some(libc::SCHED_OTHER));
+        drop(tell);
+        other.join().unwrap();
+    }
 }

@@ -17,7 +17,7 @@ use crate::{
     capture::Tap,
     device::{Nic, Plug, RECEIVE, Receiver},
 };
-use fermata_linux::Timer;
+use fermata_linux::{Timer, priority};
 use fermata_types::VirtualTime;
 use fermata_vhost::{Chain, DirtyPages, GuestRam, MemoryWatch, Running, Server, ServerOptions, WriteWatch, ring::Offer};
 use rustix::{
@@ -134,7 +134,12 @@ impl Fabric {
         let failed = |source| fermata_vhost::Error::Io { what: "cannot make what the network needs beside", path: PathBuf::new(), source };
         let shared = Arc::new(Shared::new(snapshot, clock).map_err(failed)?);
         let for_thread = shared.clone();
-        let thread = thread::Builder::new().name("network".into()).spawn(move || for_thread.run()).map_err(failed)?;
+        let thread = thread::Builder::new().name("network".into()).spawn(move || {
+            // A frame is due at its time, whoever else runs.
+            priority::answer_soon();
+            for_thread.run();
+        });
+        let thread = thread.map_err(failed)?;
         let mut fabric = Self { servers: Vec::new(), shared, thread: Some(thread) };
         for (nic, id) in nics.into_iter().zip((0..).map(InterfaceId)) {
             let NicOptions { socket, dirty, watch } = nic;

@@ -1,5 +1,6 @@
 //! How long a Debian guest that compiles stands still for a checkpoint every 2 s, beside QEMU's savevm and migration to a file.
 
+use fermata_store::Record;
 use fermata_testkit::{
     Bench,
     bench::await_console,
@@ -38,6 +39,7 @@ fn main() {
     );
     report.tell("stored a checkpoint, p50", quantile(&ours.stored, 0.5), "MiB", None);
     report.note("1 GiB, one processor; before it compiles, the guest reads its files, as a machine in use has done");
+    report.note(format!("the longest pause by its steps: {}", ours.longest));
     report.note("QEMU's migration may hold the guest for 300 ms, which is its default, and writes as fast as it can");
     report.print();
 }
@@ -48,6 +50,8 @@ struct Ours {
     pauses: Vec<f64>,
     wholes: Vec<f64>,
     stored: Vec<f64>,
+    /// The steps of the longest pause, the longest first.
+    longest: String,
 }
 
 fn ours(checkpoints: usize) -> Ours {
@@ -62,10 +66,22 @@ fn ours(checkpoints: usize) -> Ours {
         let watch = fermata_linux::clock::Stopwatch::start();
         let (_, record) = run.checkpoint(None).expect("a checkpoint");
         ours.wholes.push(watch.elapsed().as_secs_f64() * 1e3);
-        ours.pauses.push(record.cost.pause_ns as f64 / 1e6);
+        let pause = record.cost.pause_ns as f64 / 1e6;
+        if ours.pauses.iter().all(|other| *other < pause) {
+            ours.longest = steps(&record);
+        }
+        ours.pauses.push(pause);
         ours.stored.push(record.cost.stored_bytes as f64 / f64::from(1 << 20));
     });
     ours
+}
+
+/// What a pause was spent on.
+fn steps(record: &Record) -> String {
+    let mut steps: Vec<_> = record.cost.steps_ns.iter().collect();
+    steps.sort_unstable_by_key(|(_, took)| std::cmp::Reverse(**took));
+    let steps = steps.into_iter().map(|(step, took)| format!("{step} {:.2} ms", *took as f64 / 1e6));
+    steps.collect::<Vec<_>>().join(", ")
 }
 
 /// In ms.

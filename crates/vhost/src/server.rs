@@ -7,6 +7,7 @@ use crate::{
     messages::Messages,
     session::{Link, Running},
 };
+use fermata_linux::priority;
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     io::Errno,
@@ -76,7 +77,11 @@ impl Server {
         let for_thread = shared.clone();
         let thread = thread::Builder::new()
             .name("vhost-protocol".into())
-            .spawn(move || for_thread.run(&listener))
+            .spawn(move || {
+                // Guests wait for it, and a pause does; and so for the worker, which it begins.
+                priority::answer_soon();
+                for_thread.run(&listener);
+            })
             .map_err(Error::io("cannot start a thread to serve", socket))?;
         Ok(Self { shared, thread: Some(thread) })
     }

@@ -4,7 +4,7 @@
 //! which lets it through. With asynchronous tracking the kernel lets writes through by itself, and only touches come here.
 
 use crate::{Error, held::Held, holes::Holes, pager::Pager};
-use fermata_linux::{Child, Fault, FaultKind, MemoryFile, Userfault};
+use fermata_linux::{Child, Fault, FaultKind, MemoryFile, Userfault, priority};
 use fermata_tracker::WriteLog;
 use fermata_types::{PAGE_SIZE, PageNumber};
 use std::{
@@ -139,7 +139,11 @@ pub(crate) struct FaultServer {
 impl FaultServer {
     pub fn start(memory: Arc<Memory>) -> Self {
         let served = memory.clone();
-        Self { memory, thread: Some(std::thread::spawn(move || served.serve())) }
+        let serve = move || {
+            priority::answer_soon();
+            served.serve();
+        };
+        Self { memory, thread: Some(std::thread::spawn(serve)) }
     }
 }
 

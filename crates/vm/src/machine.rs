@@ -18,7 +18,12 @@ use crate::{
     pager::{Pager, Paging},
     watch,
 };
-use fermata_linux::{Child, MemoryFile, Userfault, clock::Stopwatch, launch};
+use fermata_linux::{
+    Child, MemoryFile, Userfault,
+    clock::Stopwatch,
+    launch,
+    priority::{self, HeldBack},
+};
 use fermata_store::Store;
 use fermata_tracker::{Choice, Protector, Tracker};
 use fermata_types::{MachineId, PAGE_SIZE, PageNumber, PageSet, Root};
@@ -82,7 +87,7 @@ pub struct Stopping {
 
 /// A going on that was set off.
 #[derive(Debug)]
-pub struct Running(Ticket);
+pub struct Running(Ticket, HeldBack);
 
 /// Device state that is being written.
 #[derive(Debug)]
@@ -123,6 +128,8 @@ pub struct Machine {
     faults: OnceLock<FaultServer>,
     _puncher: Option<Puncher>,
     agent: Agent,
+    /// Threads of its processors.
+    processors: Vec<u32>,
     /// It came back powered off.
     off: AtomicBool,
     held: AtomicBool,
@@ -185,6 +192,9 @@ impl Machine {
             userfault.register_alias(notes.mapping(), base).map_err(failed("watching", ram.path()))?;
         }
         let (tracker, log) = watch::tracker(capture.tracker, child.pid(), memory.clone(), &userfault, &ram, notes)?;
+        let processors = processors(&monitor)?;
+        // Monitor and main loop, which a pause waits for, beside processors that compute all the time.
+        priority::answer_soon_in(child.pid(), &processors);
         let agent = Agent::new(name, place.agent_socket(), child.clone(), monitor.clone());
         let held = Arc::new(Held::new(ram.clone()));
         let memory = Arc::new(Memory {
@@ -211,6 +221,7 @@ impl Machine {
             capture,
             faults: OnceLock::new(),
             agent,
+            processors,
             off: AtomicBool::new(false),
             held: AtomicBool::new(false),
             firmware: OnceLock::new(),
@@ -298,17 +309,20 @@ impl Machine {
             let message = "it has powered itself off, and cannot go on from there: `fermata goto` an earlier checkpoint".to_owned();
             return Err(Error::Unsupported { machine: self.config.name.clone(), message });
         }
-        Ok(Running(self.monitor.ask(&qmp::cont {})?))
+        // Else the processors, once woken, push aside the thread that has woken them and is yet to answer: until the next tick, by which time the guest has
+        // run for milliseconds and everything that waits for it, the network for one, has stood still.
+        let held_back = priority::hold_back(&self.processors);
+        Ok(Running(self.monitor.ask(&qmp::cont {})?, held_back))
     }
 
     /// Waits until the guest runs, at most so long.
-    pub fn finish_run(&self, Running(asked): Running, patience: Duration) -> Result<()> {
+    pub fn finish_run(&self, Running(asked, _held_back): Running, patience: Duration) -> Result<()> {
         self.monitor.answer::<qmp::cont>(asked, patience).inspect_err(|_| self.monitor.forget(asked))?;
         Ok(())
     }
 
     /// Nobody waits for it any more.
-    pub(crate) fn forget_run(&self, Running(asked): Running) {
+    pub(crate) fn forget_run(&self, Running(asked, _): Running) {
         self.monitor.forget(asked);
     }
 
@@ -617,6 +631,15 @@ fn spawn(config: &MachineConfig, id: &MachineId, place: &Place, start: Start, tr
     }
     command.stdout(Stdio::null()).stderr(log);
     launch(command).map_err(|source| Error::NoQemu { machine: config.name.clone(), program, source })
+}
+
+/// Threads of a machine's processors. One thread may serve all of them.
+fn processors(monitor: &Monitor) -> Result<Vec<u32>> {
+    let thread = |processor: qmp::CpuInfoFast| match processor {
+        qmp::CpuInfoFast::x86_64(processor) => u32::try_from(processor.thread_id).ok(),
+        _ => None,
+    };
+    Ok(monitor.run(&qmp::query_cpus_fast {})?.into_iter().filter_map(thread).collect())
 }
 
 /// What the library preloaded into QEMU sends, in its order: KVM's notes if the tracker wants them, a socket for holes if there is a balloon, the userfaultfd.

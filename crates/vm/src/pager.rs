@@ -119,6 +119,8 @@ impl Pager {
         let fill = move || {
             early.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             if told.recv().is_ok() {
+                // The guest runs, and waits for pages that it touches. As many threads as there are processors would else take half of its time until all is there.
+                priority::go_last();
                 shared.fill()?;
                 remember(shared.touched_first.lock().expect("nobody panics with the lock").clone());
             }
