@@ -12,7 +12,14 @@ use fermata_checkpoint::{Captured, Failure, Outcome, Part, Phase, Protocol, Save
 use fermata_linux::clock::{Stopwatch, monotonic};
 use fermata_store::Writer;
 use fermata_types::{Composition, PageCounts, PartKind, VirtualTime};
-use std::{collections::BTreeMap, fmt, ops::Range, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Mutex,
+    time::Duration,
+};
 
 /// The phase in which a failure leaves a guest standing still.
 pub(crate) const THAW: &str = "thaw";
@@ -38,9 +45,9 @@ pub(crate) type Parts<S> = Vec<Box<dyn Part<S>>>;
 /// A part that failed, and in which phase.
 #[derive(Debug, thiserror::Error)]
 pub struct PartFailure {
-    /// The part.
+    /// The part, or the store if all were saved.
     pub part: String,
-    /// `prepare`, `freeze`, `capture`, `thaw`, `save`.
+    /// `prepare`, `freeze`, `capture`, `thaw`, `save`, `commit`.
     pub phase: &'static str,
     /// Why.
     #[source]
@@ -108,9 +115,8 @@ pub(crate) struct Tentative<S> {
     stored: BTreeMap<String, u64>,
 }
 
-/// What became of all parts.
-pub(crate) struct SavedParts<S> {
-    pub saved: Vec<Saved>,
+/// What storing all parts came to, besides their states.
+pub(crate) struct Work<S> {
     pub pages: PageCounts,
     /// The same for each part.
     pub parts: BTreeMap<String, PageCounts>,
@@ -184,7 +190,7 @@ pub(crate) fn take<S: Storage>(
             Step::Save(_) => break,
             Step::Commit => unreachable!("nothing is committed before it is saved"),
             Step::Settle { .. } => {
-                parts.iter_mut().for_each(|part| part.settle(Outcome::Aborted));
+                settle(parts, None);
                 go_on(clock, ran, &times);
                 return Err(failure.expect("a checkpoint that is settled so early failed"));
             }
@@ -357,10 +363,28 @@ impl<S: Storage> Tentative<S> {
         self.prepared.values().sum()
     }
 
-    /// Stores every part, behind the guests. The writer comes back for the commit.
-    pub fn save(mut self) -> Result<SavedParts<S>, PartFailure> {
+    /// Stores every part behind the guests and has `commit` make the checkpoint permanent. However that ends, every part is told.
+    pub fn keep<T, E: From<PartFailure>>(
+        self,
+        parts: &Mutex<Parts<S>>,
+        commit: impl FnOnce(&[Saved], Work<S>) -> Result<T, E>,
+    ) -> Result<T, E> {
         let Some(Step::Save(order)) = self.protocol.step() else { unreachable!("a checkpoint that was taken is to be saved") };
-        debug_assert!(!self.protocol.failed());
+        let mut protocol = self.protocol.clone();
+        let (kept, saved) = match self.save(&order) {
+            Ok((saved, work)) => {
+                protocol.done(true);
+                (committed(|| commit(&saved, work)), saved)
+            }
+            Err(failure) => (Err(failure.into()), Vec::new()),
+        };
+        protocol.done(kept.is_ok());
+        let Some(Step::Settle { permanent, .. }) = protocol.step() else { unreachable!("what was committed, or failed, is to be settled") };
+        settle(&mut parts.lock().expect("nobody panics with the lock"), permanent.then_some(&saved));
+        kept
+    }
+
+    fn save(mut self, order: &[usize]) -> Result<(Vec<Saved>, Work<S>), PartFailure> {
         let mut captured: Vec<_> = self.captured.into_iter().map(Some).collect();
         let mut saved: Vec<_> = captured.iter().map(|_| None).collect();
         let mut pages = PageCounts::default();
@@ -369,27 +393,38 @@ impl<S: Storage> Tentative<S> {
         let mut background = self.prepared;
         let mut stored = self.stored;
         for index in order {
-            let name = self.names[index].clone();
-            let captured = captured[index].take().expect("each part is saved once");
+            let name = self.names[*index].clone();
+            let captured = captured[*index].take().expect("each part is saved once");
             let failed = |cause| PartFailure { part: name.clone(), phase: "save", cause, others: Vec::new() };
             let (watch, before) = (Stopwatch::start(), self.writer.stored_bytes().map_err(failed)?);
-            let mut part = captured.save(&mut self.writer).map_err(failed)?;
+            let mut part = contained(|| captured.save(&mut self.writer)).map_err(failed)?;
             background.insert(format!("{name} save"), watch.elapsed());
             *stored.entry(name.clone()).or_default() += self.writer.stored_bytes().map_err(failed)? - before;
             pages += part.pages;
             composition.extend(part.composition.take().map(|composition| (name.clone(), composition)));
             parts.insert(name, part.pages);
-            saved[index] = Some(part);
+            saved[*index] = Some(part);
         }
         let saved = saved.into_iter().map(|part| part.expect("each part is saved")).collect();
-        Ok(SavedParts { saved, pages, parts, composition, background, stored, writer: self.writer })
+        Ok((saved, Work { pages, parts, composition, background, stored, writer: self.writer }))
     }
 }
 
-/// Tells every part how the checkpoint ended.
-pub(crate) fn settle<S>(parts: &mut Parts<S>, saved: Option<&[Saved]>) {
+fn committed<T, E: From<PartFailure>>(commit: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    let failed = |cause| PartFailure { part: "the store".to_owned(), phase: "commit", cause, others: Vec::new() };
+    contained(|| Ok(commit())).map_err(|cause| E::from(failed(cause))).flatten()
+}
+
+/// A panic is a fault of ours. It fails the checkpoint as anything else does: nobody may be left without a word about how it ended.
+fn contained<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err("it panicked, which is a fault of Fermata's: the keeper's log tells more".into()))
+}
+
+/// Tells every part how the checkpoint ended: what was kept of each, if it is permanent.
+fn settle<S>(parts: &mut Parts<S>, saved: Option<&[Saved]>) {
     for (index, part) in parts.iter_mut().enumerate() {
-        part.settle(saved.and_then(|saved| saved.get(index)).map_or(Outcome::Aborted, |saved| Outcome::Permanent(&saved.state)));
+        part.settle(saved.map_or(Outcome::Aborted, |saved| Outcome::Permanent(&saved[index].state)));
     }
 }
 
