@@ -28,7 +28,7 @@ pub(crate) const THAW: &str = "thaw";
 const CATCH_UP: Duration = Duration::from_millis(2);
 
 /// Where the states of parts are written.
-pub(crate) trait Storage {
+pub(crate) trait Storage: 'static {
     /// Bytes written for the checkpoint so far.
     fn stored_bytes(&mut self) -> Result<u64, Failure>;
 }
@@ -230,6 +230,20 @@ fn go_on(clock: &GuestClock, ran: bool, times: &[VirtualTime]) {
     }
 }
 
+/// Has a part do something. One that panics is from then on a [`Lost`] one.
+fn ask<S: 'static, T>(
+    parts: &mut Parts<S>,
+    index: usize,
+    work: impl FnOnce(&mut Box<dyn Part<S>>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let result = contained(|| work(&mut parts[index]));
+    if result.as_ref().is_err_and(|cause| cause.is::<Panicked>()) {
+        let part = parts.remove(index);
+        parts.insert(index, Box::new(Lost(part)));
+    }
+    result
+}
+
 fn prepare<S: Storage>(
     parts: &mut Parts<S>,
     of: &[usize],
@@ -248,7 +262,7 @@ fn prepare<S: Storage>(
 }
 
 /// Waits for the instant, and has the parts catch up with what came while they waited for it or for one another.
-fn wait_for<S>(parts: &mut Parts<S>, of: &[usize], at: Option<VirtualTime>, clock: &GuestClock) -> Result<(), PartFailure> {
+fn wait_for<S: 'static>(parts: &mut Parts<S>, of: &[usize], at: Option<VirtualTime>, clock: &GuestClock) -> Result<(), PartFailure> {
     let left = |at| if clock.runs() { clock.until(at, monotonic()) } else { Duration::ZERO };
     if let Some(at) = at {
         let before = CATCH_UP * (parts.len() as u32 + 1);
@@ -268,7 +282,7 @@ fn wait_for<S>(parts: &mut Parts<S>, of: &[usize], at: Option<VirtualTime>, cloc
 }
 
 /// Runs one phase of some parts. All of them are tried even if one fails: what can be thawed is.
-fn each<S>(
+fn each<S: 'static>(
     parts: &mut Parts<S>,
     of: &[usize],
     phase: &'static str,
@@ -276,9 +290,8 @@ fn each<S>(
 ) -> Result<(), PartFailure> {
     let mut failures = Vec::new();
     for index in of {
-        let part = &mut parts[*index];
-        if let Err(cause) = work(part) {
-            failures.push((part.name().to_owned(), cause));
+        if let Err(cause) = ask(parts, *index, &mut work) {
+            failures.push((parts[*index].name().to_owned(), cause));
         }
     }
     all_of(phase, failures)
@@ -294,7 +307,7 @@ fn all_of(phase: &'static str, failures: Vec<(String, Failure)>) -> Result<(), P
 }
 
 /// Runs one phase of the pause: begins it in all of these parts, then waits for each.
-fn phase<S>(
+fn phase<S: 'static>(
     parts: &mut Parts<S>,
     of: &[usize],
     phase: Phase,
@@ -310,13 +323,11 @@ fn phase<S>(
         let mut begun = Vec::with_capacity(group.len());
         for (delay, index) in group {
             wait_until(&watch, *delay);
-            let part = &mut parts[*index];
-            begun.push(part.begin(phase).and_then(|()| if ahead { part.begin_ahead() } else { Ok(()) }));
+            begun.push(ask(parts, *index, |part| part.begin(phase).and_then(|()| if ahead { part.begin_ahead() } else { Ok(()) })));
         }
         for ((_, index), begun) in group.iter().zip(begun) {
-            let part = &mut parts[*index];
-            if let Err(cause) = begun.and_then(|()| finish(part)) {
-                failures.push((part.name().to_owned(), cause));
+            if let Err(cause) = begun.and_then(|()| ask(parts, *index, &mut finish)) {
+                failures.push((parts[*index].name().to_owned(), cause));
             }
         }
     }
@@ -415,10 +426,55 @@ fn committed<T, E: From<PartFailure>>(commit: impl FnOnce() -> Result<T, E>) -> 
     contained(|| Ok(commit())).map_err(|cause| E::from(failed(cause))).flatten()
 }
 
-/// A panic is a fault of ours. It fails the checkpoint as anything else does: nobody may be left without a word about how it ended.
+/// A fault of ours.
+#[derive(Debug, thiserror::Error)]
+#[error("it panicked, which is a fault of Fermata's: the keeper's log tells more")]
+struct Panicked;
+
+/// A panic fails the checkpoint as anything else does: nobody may stand still for it, or be left without a word about how it ended.
 fn contained<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-    catch_unwind(AssertUnwindSafe(work))
-        .unwrap_or_else(|_| Err("it panicked, which is a fault of Fermata's: the keeper's log tells more".into()))
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Panicked.into()))
+}
+
+/// A part that panicked. What it has counted of its changes may be wrong, so it goes on, but is in no checkpoint any more.
+struct Lost<S>(Box<dyn Part<S>>);
+
+impl<S> Part<S> for Lost<S> {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn kind(&self) -> PartKind {
+        self.0.kind()
+    }
+
+    fn prepare(&mut self, _: &mut S) -> Result<(), Failure> {
+        Err("it panicked in an earlier checkpoint: `fermata goto ID` brings it back".into())
+    }
+
+    fn begin(&mut self, phase: Phase) -> Result<(), Failure> {
+        if phase == Phase::Thaw { self.0.begin(phase) } else { Ok(()) }
+    }
+
+    fn freeze(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn capture(&mut self) -> Result<Box<dyn Captured<S>>, Failure> {
+        Err(Panicked.into())
+    }
+
+    fn thaw(&mut self) -> Result<(), Failure> {
+        self.0.thaw()
+    }
+
+    fn settle(&mut self, outcome: Outcome<'_>) {
+        self.0.settle(outcome);
+    }
+
+    fn stood(&self) -> Option<Range<Duration>> {
+        self.0.stood()
+    }
 }
 
 /// Tells every part how the checkpoint ended: what was kept of each, if it is permanent.

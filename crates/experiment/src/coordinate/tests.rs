@@ -96,6 +96,8 @@ struct Rig {
     events: Mutex<Vec<Event>>,
     guests: Vec<Mutex<Guest>>,
     fails: Mutex<Vec<Fails>>,
+    /// Who fails panics.
+    panics: bool,
     parts: OnceLock<Weak<Mutex<Parts<()>>>>,
     clock: GuestClock,
     /// Checkpoints that can be seen.
@@ -157,6 +159,23 @@ impl Rig {
         }
     }
 
+    /// Nobody knows what somebody who panicked has lost count of, so it is in no checkpoint; and all run on.
+    fn there_is_no_next_one(&self) {
+        let before = std::mem::replace(&mut *self.fails.lock().unwrap(), vec![Fails::Never; self.guests.len()]);
+        self.all_write();
+        self.events.lock().unwrap().clear();
+        let failure = self.checkpoint(false, Commit::Done).expect_err("somebody is lost");
+        for part in failure.others.iter().chain([&failure.part]) {
+            let index = NAMES.iter().position(|name| name == part).expect("it is one of the parts");
+            assert_ne!(before[index], Fails::Never, "{failure}");
+        }
+        assert_eq!(failure.phase, "prepare");
+        assert!(failure.to_string().contains("panicked in an earlier checkpoint"), "{failure}");
+        self.check_settled(false);
+        assert!(self.permanent.lock().unwrap().is_empty());
+        self.all_write();
+    }
+
     /// Every part was told how it ended, once and in the end.
     fn check_settled(&self, permanent: bool) {
         let events = self.events.lock().unwrap();
@@ -169,7 +188,12 @@ impl Rig {
 
 impl Fake {
     fn unless(&self, fails: Fails) -> Result<(), Failure> {
-        if self.rig.fails()[self.index] == fails { Err("it does not answer".into()) } else { Ok(()) }
+        match self.rig.fails()[self.index] == fails {
+            // Unlike `panic!` this says nothing on the terminal.
+            true if self.rig.panics => resume_unwind(Box::new("a part")),
+            true => Err("it does not answer".into()),
+            false => Ok(()),
+        }
     }
 
     fn finish(&self, phase: Phase) -> Result<(), Failure> {
@@ -198,7 +222,6 @@ impl Captured<()> for Noted {
                 (0..3).for_each(|_| self.rig.all_write());
                 return Err("it was given up".into());
             }
-            // Unlike `panic!` this says nothing on the terminal.
             Fails::Save(Ending::Panic) => resume_unwind(Box::new("a part")),
             _ => {}
         }
@@ -245,8 +268,10 @@ impl Part<()> for Fake {
         guest.taken = std::mem::take(&mut guest.written);
         guest.captured = guest.pages.clone();
         let pages = guest.taken.iter().map(|page| (*page, guest.pages[page])).collect();
+        let base = guest.base.clone();
+        drop(guest);
         self.finish(Phase::Capture)?;
-        Ok(Box::new(Noted { index: self.index, kind: self.kind, base: guest.base.clone(), pages, rig: self.rig.clone() }))
+        Ok(Box::new(Noted { index: self.index, kind: self.kind, base, pages, rig: self.rig.clone() }))
     }
 
     fn time(&self) -> Option<VirtualTime> {
@@ -269,9 +294,9 @@ impl Part<()> for Fake {
 }
 
 /// Parts of an experiment that has run for a moment; of two machines, the second is behind.
-fn experiment(kinds: &[PartKind], fails: &[Fails]) -> (Arc<Rig>, Arc<Mutex<Parts<()>>>) {
+fn experiment(kinds: &[PartKind], fails: &[Fails], panics: bool) -> (Arc<Rig>, Arc<Mutex<Parts<()>>>) {
     let guests = kinds.iter().map(|_| Mutex::default()).collect();
-    let rig = Arc::new(Rig { guests, fails: Mutex::new(fails.to_vec()), ..Rig::default() });
+    let rig = Arc::new(Rig { guests, fails: Mutex::new(fails.to_vec()), panics, ..Rig::default() });
     let time = |index: usize| (kinds[index] == PartKind::Machine).then(|| VirtualTime::from_ns(2000 - 500 * index as u64));
     let part = |index: usize| Box::new(Fake { index, kind: kinds[index], time: time(index), rig: rig.clone() }) as Box<dyn Part<()>>;
     let parts = Arc::new(Mutex::new((0..kinds.len()).map(part).collect::<Vec<_>>()));
@@ -284,17 +309,21 @@ fn experiment(kinds: &[PartKind], fails: &[Fails]) -> (Arc<Rig>, Arc<Mutex<Parts
 /// Two machines, one of them with a disk, and the network.
 const KINDS: [PartKind; 4] = [PartKind::Machine, PartKind::Disk, PartKind::Machine, PartKind::Network];
 
-fn run(fails: [Fails; 4], in_turn: bool) -> (Result<(), PartFailure>, Vec<Event>) {
-    let (rig, _parts) = experiment(&KINDS, &fails);
+fn run(fails: [Fails; 4], in_turn: bool, panics: bool) -> (Result<(), PartFailure>, Vec<Event>) {
+    let (rig, _parts) = experiment(&KINDS, &fails, panics);
     let result = rig.checkpoint(in_turn, Commit::Done);
     rig.check_settled(result.is_ok());
     let events = rig.events.lock().unwrap().clone();
-    rig.the_next_one_is_complete();
+    if panics && result.is_err() {
+        rig.there_is_no_next_one();
+    } else {
+        rig.the_next_one_is_complete();
+    }
     (result, events)
 }
 
-fn check(fails: [Fails; 4], in_turn: bool) {
-    let (result, events) = run(fails, in_turn);
+fn check(fails: [Fails; 4], in_turn: bool, panics: bool) {
+    let (result, events) = run(fails, in_turn, panics);
     let at = |event: Event| events.iter().position(|found| *found == event);
     for (index, fails_here) in fails.into_iter().enumerate() {
         for phase in PHASES {
@@ -335,9 +364,10 @@ fn whoever_fails_wherever_everybody_goes_on() {
         for disk in &ways {
             for b in &ways {
                 for network in &ways {
-                    check([*a, *disk, *b, *network], false);
+                    check([*a, *disk, *b, *network], false, false);
                 }
-                check([*a, *disk, *b, Fails::Never], true);
+                check([*a, *disk, *b, Fails::Never], true, false);
+                check([*a, *disk, *b, Fails::Never], false, true);
             }
         }
     }
@@ -365,7 +395,7 @@ fn choices<T: Clone>(of: &[T], count: usize) -> Vec<Vec<T>> {
 }
 
 fn check_saving(kinds: &[PartKind], fails: &[Fails], commit: Commit) {
-    let (rig, _parts) = experiment(kinds, fails);
+    let (rig, _parts) = experiment(kinds, fails, false);
     let result = rig.checkpoint(false, commit);
     let case = format!("{kinds:?}: {fails:?}, {commit:?}");
     // Disks, then machines, then networks; and nobody after the first that fails.
@@ -390,7 +420,7 @@ fn check_saving(kinds: &[PartKind], fails: &[Fails], commit: Commit) {
 
 #[test]
 fn who_stands_earliest_goes_on_first_and_the_network_last() {
-    let (result, events) = run([Fails::Never; 4], false);
+    let (result, events) = run([Fails::Never; 4], false, false);
     assert!(result.is_ok());
     let thawed: Vec<_> =
         events.iter().filter_map(|event| if let Event::Begin(part, Phase::Thaw) = event { Some(*part) } else { None }).collect();
@@ -403,14 +433,14 @@ fn who_stands_earliest_goes_on_first_and_the_network_last() {
 #[test]
 fn all_that_fail_together_are_named() {
     let dead = Fails::Finish(Phase::Freeze);
-    let (result, _) = run([dead, Fails::Never, dead, Fails::Never], false);
+    let (result, _) = run([dead, Fails::Never, dead, Fails::Never], false, false);
     let message = result.err().expect("it fails").to_string();
     assert_eq!(message, "a could not freeze: it does not answer; nor could b");
 }
 
 #[test]
 fn an_instant_is_waited_for() {
-    let (rig, parts) = experiment(&KINDS, &[Fails::Never; 4]);
+    let (rig, parts) = experiment(&KINDS, &[Fails::Never; 4], false);
     let at = VirtualTime::from_ns(30_000_000);
     let manner = Manner { at: Some(at), ..Manner::default() };
     let mut prepared = VirtualTime::default();
