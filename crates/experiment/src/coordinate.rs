@@ -12,7 +12,14 @@ use fermata_checkpoint::{Captured, Failure, Outcome, Part, Phase, Protocol, Save
 use fermata_linux::clock::{Stopwatch, monotonic};
 use fermata_store::Writer;
 use fermata_types::{Composition, PageCounts, PartKind, VirtualTime};
-use std::{collections::BTreeMap, fmt, ops::Range, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Mutex,
+    time::Duration,
+};
 
 /// The phase in which a failure leaves a guest standing still.
 pub(crate) const THAW: &str = "thaw";
@@ -21,7 +28,7 @@ pub(crate) const THAW: &str = "thaw";
 const CATCH_UP: Duration = Duration::from_millis(2);
 
 /// Where the states of parts are written.
-pub(crate) trait Storage {
+pub(crate) trait Storage: 'static {
     /// Bytes written for the checkpoint so far.
     fn stored_bytes(&mut self) -> Result<u64, Failure>;
 }
@@ -38,9 +45,9 @@ pub(crate) type Parts<S> = Vec<Box<dyn Part<S>>>;
 /// A part that failed, and in which phase.
 #[derive(Debug, thiserror::Error)]
 pub struct PartFailure {
-    /// The part.
+    /// The part, or the store if all were saved.
     pub part: String,
-    /// `prepare`, `freeze`, `capture`, `thaw`, `save`.
+    /// `prepare`, `freeze`, `capture`, `thaw`, `save`, `commit`.
     pub phase: &'static str,
     /// Why.
     #[source]
@@ -108,9 +115,8 @@ pub(crate) struct Tentative<S> {
     stored: BTreeMap<String, u64>,
 }
 
-/// What became of all parts.
-pub(crate) struct SavedParts<S> {
-    pub saved: Vec<Saved>,
+/// What storing all parts came to, besides their states.
+pub(crate) struct Work<S> {
     pub pages: PageCounts,
     /// The same for each part.
     pub parts: BTreeMap<String, PageCounts>,
@@ -184,7 +190,7 @@ pub(crate) fn take<S: Storage>(
             Step::Save(_) => break,
             Step::Commit => unreachable!("nothing is committed before it is saved"),
             Step::Settle { .. } => {
-                parts.iter_mut().for_each(|part| part.settle(Outcome::Aborted));
+                settle(parts, None);
                 go_on(clock, ran, &times);
                 return Err(failure.expect("a checkpoint that is settled so early failed"));
             }
@@ -224,6 +230,20 @@ fn go_on(clock: &GuestClock, ran: bool, times: &[VirtualTime]) {
     }
 }
 
+/// Has a part do something. One that panics is from then on a [`Lost`] one.
+fn ask<S: 'static, T>(
+    parts: &mut Parts<S>,
+    index: usize,
+    work: impl FnOnce(&mut Box<dyn Part<S>>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let result = contained(|| work(&mut parts[index]));
+    if result.as_ref().is_err_and(|cause| cause.is::<Panicked>()) {
+        let part = parts.remove(index);
+        parts.insert(index, Box::new(Lost(part)));
+    }
+    result
+}
+
 fn prepare<S: Storage>(
     parts: &mut Parts<S>,
     of: &[usize],
@@ -242,7 +262,7 @@ fn prepare<S: Storage>(
 }
 
 /// Waits for the instant, and has the parts catch up with what came while they waited for it or for one another.
-fn wait_for<S>(parts: &mut Parts<S>, of: &[usize], at: Option<VirtualTime>, clock: &GuestClock) -> Result<(), PartFailure> {
+fn wait_for<S: 'static>(parts: &mut Parts<S>, of: &[usize], at: Option<VirtualTime>, clock: &GuestClock) -> Result<(), PartFailure> {
     let left = |at| if clock.runs() { clock.until(at, monotonic()) } else { Duration::ZERO };
     if let Some(at) = at {
         let before = CATCH_UP * (parts.len() as u32 + 1);
@@ -262,7 +282,7 @@ fn wait_for<S>(parts: &mut Parts<S>, of: &[usize], at: Option<VirtualTime>, cloc
 }
 
 /// Runs one phase of some parts. All of them are tried even if one fails: what can be thawed is.
-fn each<S>(
+fn each<S: 'static>(
     parts: &mut Parts<S>,
     of: &[usize],
     phase: &'static str,
@@ -270,9 +290,8 @@ fn each<S>(
 ) -> Result<(), PartFailure> {
     let mut failures = Vec::new();
     for index in of {
-        let part = &mut parts[*index];
-        if let Err(cause) = work(part) {
-            failures.push((part.name().to_owned(), cause));
+        if let Err(cause) = ask(parts, *index, &mut work) {
+            failures.push((parts[*index].name().to_owned(), cause));
         }
     }
     all_of(phase, failures)
@@ -288,7 +307,7 @@ fn all_of(phase: &'static str, failures: Vec<(String, Failure)>) -> Result<(), P
 }
 
 /// Runs one phase of the pause: begins it in all of these parts, then waits for each.
-fn phase<S>(
+fn phase<S: 'static>(
     parts: &mut Parts<S>,
     of: &[usize],
     phase: Phase,
@@ -304,13 +323,11 @@ fn phase<S>(
         let mut begun = Vec::with_capacity(group.len());
         for (delay, index) in group {
             wait_until(&watch, *delay);
-            let part = &mut parts[*index];
-            begun.push(part.begin(phase).and_then(|()| if ahead { part.begin_ahead() } else { Ok(()) }));
+            begun.push(ask(parts, *index, |part| part.begin(phase).and_then(|()| if ahead { part.begin_ahead() } else { Ok(()) })));
         }
         for ((_, index), begun) in group.iter().zip(begun) {
-            let part = &mut parts[*index];
-            if let Err(cause) = begun.and_then(|()| finish(part)) {
-                failures.push((part.name().to_owned(), cause));
+            if let Err(cause) = begun.and_then(|()| ask(parts, *index, &mut finish)) {
+                failures.push((parts[*index].name().to_owned(), cause));
             }
         }
     }
@@ -357,10 +374,28 @@ impl<S: Storage> Tentative<S> {
         self.prepared.values().sum()
     }
 
-    /// Stores every part, behind the guests. The writer comes back for the commit.
-    pub fn save(mut self) -> Result<SavedParts<S>, PartFailure> {
+    /// Stores every part behind the guests and has `commit` make the checkpoint permanent. However that ends, every part is told.
+    pub fn keep<T, E: From<PartFailure>>(
+        self,
+        parts: &Mutex<Parts<S>>,
+        commit: impl FnOnce(&[Saved], Work<S>) -> Result<T, E>,
+    ) -> Result<T, E> {
         let Some(Step::Save(order)) = self.protocol.step() else { unreachable!("a checkpoint that was taken is to be saved") };
-        debug_assert!(!self.protocol.failed());
+        let mut protocol = self.protocol.clone();
+        let (kept, saved) = match self.save(&order) {
+            Ok((saved, work)) => {
+                protocol.done(true);
+                (committed(|| commit(&saved, work)), saved)
+            }
+            Err(failure) => (Err(failure.into()), Vec::new()),
+        };
+        protocol.done(kept.is_ok());
+        let Some(Step::Settle { permanent, .. }) = protocol.step() else { unreachable!("what was committed, or failed, is to be settled") };
+        settle(&mut parts.lock().expect("nobody panics with the lock"), permanent.then_some(&saved));
+        kept
+    }
+
+    fn save(mut self, order: &[usize]) -> Result<(Vec<Saved>, Work<S>), PartFailure> {
         let mut captured: Vec<_> = self.captured.into_iter().map(Some).collect();
         let mut saved: Vec<_> = captured.iter().map(|_| None).collect();
         let mut pages = PageCounts::default();
@@ -369,27 +404,83 @@ impl<S: Storage> Tentative<S> {
         let mut background = self.prepared;
         let mut stored = self.stored;
         for index in order {
-            let name = self.names[index].clone();
-            let captured = captured[index].take().expect("each part is saved once");
+            let name = self.names[*index].clone();
+            let captured = captured[*index].take().expect("each part is saved once");
             let failed = |cause| PartFailure { part: name.clone(), phase: "save", cause, others: Vec::new() };
             let (watch, before) = (Stopwatch::start(), self.writer.stored_bytes().map_err(failed)?);
-            let mut part = captured.save(&mut self.writer).map_err(failed)?;
+            let mut part = contained(|| captured.save(&mut self.writer)).map_err(failed)?;
             background.insert(format!("{name} save"), watch.elapsed());
             *stored.entry(name.clone()).or_default() += self.writer.stored_bytes().map_err(failed)? - before;
             pages += part.pages;
             composition.extend(part.composition.take().map(|composition| (name.clone(), composition)));
             parts.insert(name, part.pages);
-            saved[index] = Some(part);
+            saved[*index] = Some(part);
         }
         let saved = saved.into_iter().map(|part| part.expect("each part is saved")).collect();
-        Ok(SavedParts { saved, pages, parts, composition, background, stored, writer: self.writer })
+        Ok((saved, Work { pages, parts, composition, background, stored, writer: self.writer }))
     }
 }
 
-/// Tells every part how the checkpoint ended.
-pub(crate) fn settle<S>(parts: &mut Parts<S>, saved: Option<&[Saved]>) {
+fn committed<T, E: From<PartFailure>>(commit: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    let failed = |cause| PartFailure { part: "the store".to_owned(), phase: "commit", cause, others: Vec::new() };
+    contained(|| Ok(commit())).map_err(|cause| E::from(failed(cause))).flatten()
+}
+
+/// A fault of ours.
+#[derive(Debug, thiserror::Error)]
+#[error("it panicked, which is a fault of Fermata's: the keeper's log tells more")]
+struct Panicked;
+
+/// A panic fails the checkpoint as anything else does: nobody may stand still for it, or be left without a word about how it ended.
+fn contained<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Panicked.into()))
+}
+
+/// A part that panicked. What it has counted of its changes may be wrong, so it goes on, but is in no checkpoint any more.
+struct Lost<S>(Box<dyn Part<S>>);
+
+impl<S> Part<S> for Lost<S> {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn kind(&self) -> PartKind {
+        self.0.kind()
+    }
+
+    fn prepare(&mut self, _: &mut S) -> Result<(), Failure> {
+        Err("it panicked in an earlier checkpoint: `fermata goto ID` brings it back".into())
+    }
+
+    fn begin(&mut self, phase: Phase) -> Result<(), Failure> {
+        if phase == Phase::Thaw { self.0.begin(phase) } else { Ok(()) }
+    }
+
+    fn freeze(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn capture(&mut self) -> Result<Box<dyn Captured<S>>, Failure> {
+        Err(Panicked.into())
+    }
+
+    fn thaw(&mut self) -> Result<(), Failure> {
+        self.0.thaw()
+    }
+
+    fn settle(&mut self, outcome: Outcome<'_>) {
+        self.0.settle(outcome);
+    }
+
+    fn stood(&self) -> Option<Range<Duration>> {
+        self.0.stood()
+    }
+}
+
+/// Tells every part how the checkpoint ended: what was kept of each, if it is permanent.
+fn settle<S>(parts: &mut Parts<S>, saved: Option<&[Saved]>) {
     for (index, part) in parts.iter_mut().enumerate() {
-        part.settle(saved.and_then(|saved| saved.get(index)).map_or(Outcome::Aborted, |saved| Outcome::Permanent(&saved.state)));
+        part.settle(saved.map_or(Outcome::Aborted, |saved| Outcome::Permanent(&saved[index].state)));
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::{
     Body, Error, Host, Result,
     body::Blueprint,
-    coordinate::{self, Apart, Manner, Moment, Parts, Tentative},
+    coordinate::{self, Apart, Manner, Moment, Parts, Work},
     forwards::{Forward, Forwards},
     machine_body::Return,
     plan::{self, Plan},
@@ -402,22 +402,21 @@ impl Run {
         drop((events, links));
         let tentative = tentative?;
         past.prepared = Some(tentative.prepared());
-        let result = self.save(tentative, standing, body, (message, progress));
-        coordinate::settle(&mut lock(), result.as_ref().ok().map(|(_, _, saved)| saved.as_slice()));
-        result.map(|(hold, record, _)| (hold, record))
+        let watch = Stopwatch::start();
+        let pause = (tentative.pause, tentative.apart, tentative.steps.clone());
+        tentative.keep(parts, |saved, work| self.commit(saved, work, (pause, watch), standing, body, (message, progress)))
     }
 
-    fn save(
+    fn commit(
         &self,
-        tentative: Tentative<Writer>,
+        saved: &[Saved],
+        mut work: Work<Writer>,
+        ((pause, apart, steps), watch): (Pause, Stopwatch),
         standing: Standing,
         body: &Body,
         (message, (events, waiting)): (Option<String>, (u64, Vec<Waiting>)),
-    ) -> Result<Kept> {
-        let watch = Stopwatch::start();
-        let (pause, apart, steps) = (tentative.pause, tentative.apart, tentative.steps.clone());
-        let mut done = tentative.save()?;
-        let parts: Vec<_> = done.saved.iter().map(|saved| saved.state.clone()).collect();
+    ) -> Result<(Hold, Record)> {
+        let parts: Vec<_> = saved.iter().map(|saved| saved.state.clone()).collect();
         let record = Record {
             parent: standing.head,
             experiment: self.experiment.clone(),
@@ -435,17 +434,16 @@ impl Run {
                 skew: apart.map(skew),
                 steps_ns: all_nanoseconds(&steps),
                 save_ns: nanoseconds(watch.elapsed()),
-                stored_bytes: done.writer.stored_bytes()?,
-                stored_by_part: done.stored,
-                pages: done.pages,
-                parts: done.parts,
-                sieve_ns: in_the_pause(done.writer.times(), &steps),
-                background_ns: all_nanoseconds(&done.background),
-                composition: done.composition,
+                stored_bytes: work.writer.stored_bytes()?,
+                stored_by_part: work.stored,
+                pages: work.pages,
+                parts: work.parts,
+                sieve_ns: in_the_pause(work.writer.times(), &steps),
+                background_ns: all_nanoseconds(&work.background),
+                composition: work.composition,
             },
         };
-        let hold = done.writer.commit_held(&record)?;
-        Ok((hold, record, done.saved))
+        Ok((work.writer.commit_held(&record)?, record))
     }
 
     /// Stops the machines. A checkpoint that is about to stop them too is waited for: it would let them go on.
@@ -488,8 +486,8 @@ impl Run {
     }
 }
 
-/// A checkpoint that is permanent, and what was kept of each part.
-type Kept = (Hold, Record, Vec<Saved>);
+/// How long the machines stood, how far apart, and what it was spent on.
+type Pause = (Duration, Option<Apart>, BTreeMap<String, Duration>);
 
 /// Makes a body that waits for a checkpoint like this one.
 pub fn spare(host: &Host, id: &CheckpointId, record: &Record, progress: &mut dyn FnMut(&str, Progress)) -> Result<Body> {

@@ -184,11 +184,7 @@ struct Collection<'a> {
 impl<'a> Collection<'a> {
     fn begin(store: &'a Store, options: &'a CollectOptions, progress: &'a mut dyn FnMut(CollectStage, Progress)) -> Result<Self> {
         let index = &store.0.index;
-        let mut removed_before = Vec::new();
-        index.scan(&*index.read()?, &index.removed, &[0], |key, _| {
-            removed_before.push(index.checkpoint_id(key, &"a removed checkpoint")?);
-            Ok(true)
-        })?;
+        let removed_before = index.checkpoint_ids(&*index.read()?, &index.removed, &"a removed checkpoint")?;
         let packs = index.all_packs(&*index.read()?)?;
         let told = Collected { packs: packs.len() as u64, ..Collected::default() };
         let marker = Marker::new(store, packs);
@@ -232,16 +228,10 @@ impl<'a> Collection<'a> {
     /// Marks what all checkpoints and holds need that are there now.
     fn mark(&mut self) -> Result<()> {
         let index = &self.store.0.index;
-        let (mut ids, mut trash) = (Vec::new(), Vec::new());
-        {
+        let (mut ids, trash) = {
             let read = index.read()?;
-            for (db, into) in [(&index.records, &mut ids), (&index.trash, &mut trash)] {
-                index.scan(&read, db, &[0], |key, _| {
-                    into.push(index.checkpoint_id(key, &"a record")?);
-                    Ok(true)
-                })?;
-            }
-        }
+            (index.checkpoint_ids(&read, &index.records, &"a record")?, index.checkpoint_ids(&read, &index.trash, &"a removed checkpoint")?)
+        };
         // Holds are looked at after the records: what was removed in between, and held before it was, is seen in either.
         self.held = Present::look(self.store)?.held.into_iter().collect();
         self.told.checkpoints = ids.len() as u64;

@@ -346,6 +346,16 @@ impl Index {
         name(bytes).map(CheckpointId).ok_or_else(|| self.corrupt(what, "its entry is no checkpoint id"))
     }
 
+    /// The ids of all entries of a database whose entries are `what`, of checkpoints.
+    pub fn checkpoint_ids(&self, read: &RoTxn<'_>, db: &Db, what: &dyn Display) -> Result<Vec<CheckpointId>> {
+        let mut ids = Vec::new();
+        self.scan(read, db, &[0], |key, _| {
+            ids.push(self.checkpoint_id(key, what)?);
+            Ok(true)
+        })?;
+        Ok(ids)
+    }
+
     /// The database that has objects of this kind.
     pub fn of_kind(&self, kind: Kind) -> &Db {
         match kind {

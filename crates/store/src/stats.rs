@@ -73,12 +73,7 @@ impl Store {
         let index = &self.0.index;
         let (packs, ids) = {
             let read = index.read()?;
-            let mut ids = Vec::new();
-            index.scan(&read, &index.records, &[0], |key, _| {
-                ids.push(index.checkpoint_id(key, &"a record")?);
-                Ok(true)
-            })?;
-            (index.all_packs(&read)?, ids)
+            (index.all_packs(&read)?, index.checkpoint_ids(&read, &index.records, &"a record")?)
         };
         let mut stats = Stats { packs: packs.len() as u64, index_bytes: index.bytes_used()?, ..Stats::default() };
         for (_, id) in &packs {

@@ -1,16 +1,22 @@
-//! Every way in which several parts can fail together, with parts that do nothing but note what they are asked.
+//! Every way in which several parts can fail together, with parts that do nothing but note what they are asked, and what was written in them.
 
 use super::*;
-use std::sync::{Arc, Mutex};
+use fermata_types::PartState;
+use serde_json::{from_value, to_value};
+use std::{
+    collections::BTreeSet,
+    panic::resume_unwind,
+    sync::{Arc, MutexGuard, OnceLock, Weak},
+};
 
-/// Parts here keep nothing.
+/// Parts here keep all they have in their states.
 impl Storage for () {
     fn stored_bytes(&mut self) -> Result<u64, Failure> {
         Ok(0)
     }
 }
 
-/// Where a part fails: when a phase is begun, or when it is waited for, as one does that dies or does not answer in time.
+/// Where a part fails: when a phase is begun, or when it is waited for, as one does that dies or does not answer in time; or when it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fails {
     Never,
@@ -18,6 +24,24 @@ enum Fails {
     CatchUp,
     Begin(Phase),
     Finish(Phase),
+    Save(Ending),
+}
+
+/// How storing a part ends that does not succeed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    AtOnce,
+    /// It hangs while the guests run on, and is given up.
+    Late,
+    Panic,
+}
+
+/// How the commit ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Commit {
+    Done,
+    Refused,
+    Panic,
 }
 
 const PHASES: [Phase; 3] = [Phase::Freeze, Phase::Capture, Phase::Thaw];
@@ -27,44 +51,185 @@ fn ways() -> Vec<Fails> {
     [Fails::Never, Fails::Prepare, Fails::CatchUp].into_iter().chain(phases).collect()
 }
 
+/// Ways to be saved.
+const SAVES: [Fails; 4] = [Fails::Never, Fails::Save(Ending::AtOnce), Fails::Save(Ending::Late), Fails::Save(Ending::Panic)];
+
 /// What a part was asked, in the order of all parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
     Begin(usize, Phase),
     Finish(usize, Phase),
-    Settle(usize),
+    Save(usize),
+    Settle(usize, bool),
 }
 
-type Events = Arc<Mutex<Vec<Event>>>;
+type Pages = BTreeMap<u32, u32>;
+
+/// What lives in a part, as in a machine's memory: the next checkpoint is made upon the last one, with what was written since.
+#[derive(Default)]
+struct Guest {
+    pages: Pages,
+    written: BTreeSet<u32>,
+    /// What the checkpoint under way took of what was written.
+    taken: BTreeSet<u32>,
+    base: Pages,
+    /// All pages as they were when it was last captured.
+    captured: Pages,
+    stands: bool,
+}
+
+impl Guest {
+    fn write(&mut self) {
+        assert!(!self.stands, "who stands does not write");
+        // Always a new page and an old one, with a value that was never there before.
+        let count = self.pages.len() as u32;
+        for page in [count, count / 2] {
+            self.pages.insert(page, count);
+            self.written.insert(page);
+        }
+    }
+}
+
+/// What the parts of an experiment share with the test.
+#[derive(Default)]
+struct Rig {
+    events: Mutex<Vec<Event>>,
+    guests: Vec<Mutex<Guest>>,
+    fails: Mutex<Vec<Fails>>,
+    /// Who fails panics.
+    panics: bool,
+    parts: OnceLock<Weak<Mutex<Parts<()>>>>,
+    clock: GuestClock,
+    /// Checkpoints that can be seen.
+    permanent: Mutex<Vec<Vec<Pages>>>,
+}
 
 struct Fake {
     index: usize,
     kind: PartKind,
-    fails: Fails,
     time: Option<VirtualTime>,
-    events: Events,
+    rig: Arc<Rig>,
 }
 
-impl Fake {
+impl Rig {
     fn tell(&self, event: Event) {
         self.events.lock().unwrap().push(event);
     }
 
+    fn guest(&self, index: usize) -> MutexGuard<'_, Guest> {
+        self.guests[index].lock().unwrap()
+    }
+
+    fn fails(&self) -> Vec<Fails> {
+        self.fails.lock().unwrap().clone()
+    }
+
+    /// Everybody runs, and goes on with it.
+    fn all_write(&self) {
+        assert!(self.clock.runs(), "time stands still: {:?}", self.fails());
+        self.guests.iter().for_each(|guest| guest.lock().unwrap().write());
+    }
+
+    fn checkpoint(&self, in_turn: bool, commit: Commit) -> Result<(), PartFailure> {
+        let parts = self.parts.get().and_then(Weak::upgrade).expect("the test has them");
+        let manner = Manner { in_turn, ..Manner::default() };
+        let tentative = take(&mut parts.lock().unwrap(), (), manner, &self.clock, &mut |_| {})?;
+        tentative.keep(&parts, |saved, _| match commit {
+            Commit::Done => {
+                let pages = |saved: &Saved| from_value(saved.state.details.clone()).expect("it was saved so");
+                self.permanent.lock().unwrap().push(saved.iter().map(pages).collect());
+                Ok(())
+            }
+            Commit::Refused => Err(all_of("commit", vec![("the store".to_owned(), "another keeper was faster".into())]).unwrap_err()),
+            Commit::Panic => resume_unwind(Box::new("the commit")),
+        })
+    }
+
+    /// Whatever happened before, a checkpoint in which nobody fails has all that was ever written.
+    fn the_next_one_is_complete(&self) {
+        let before = self.fails();
+        self.fails.lock().unwrap().fill(Fails::Never);
+        for _ in 0..2 {
+            self.all_write();
+            self.events.lock().unwrap().clear();
+            self.checkpoint(false, Commit::Done).unwrap_or_else(|failure| panic!("after {before:?}: {failure}"));
+            self.check_settled(true);
+            let captured: Vec<_> = self.guests.iter().map(|guest| guest.lock().unwrap().captured.clone()).collect();
+            assert_eq!(self.permanent.lock().unwrap().last(), Some(&captured), "after {before:?}");
+        }
+    }
+
+    /// Nobody knows what somebody who panicked has lost count of, so it is in no checkpoint; and all run on.
+    fn there_is_no_next_one(&self) {
+        let before = std::mem::replace(&mut *self.fails.lock().unwrap(), vec![Fails::Never; self.guests.len()]);
+        self.all_write();
+        self.events.lock().unwrap().clear();
+        let failure = self.checkpoint(false, Commit::Done).expect_err("somebody is lost");
+        for part in failure.others.iter().chain([&failure.part]) {
+            let index = NAMES.iter().position(|name| name == part).expect("it is one of the parts");
+            assert_ne!(before[index], Fails::Never, "{failure}");
+        }
+        assert_eq!(failure.phase, "prepare");
+        assert!(failure.to_string().contains("panicked in an earlier checkpoint"), "{failure}");
+        self.check_settled(false);
+        assert!(self.permanent.lock().unwrap().is_empty());
+        self.all_write();
+    }
+
+    /// Every part was told how it ended, once and in the end.
+    fn check_settled(&self, permanent: bool) {
+        let events = self.events.lock().unwrap();
+        let told = &events[events.len().saturating_sub(self.guests.len())..];
+        let expected: Vec<_> = (0..self.guests.len()).map(|index| Event::Settle(index, permanent)).collect();
+        assert_eq!(told, expected, "{:?}", self.fails());
+        assert_eq!(events.iter().filter(|event| matches!(event, Event::Settle(..))).count(), expected.len(), "{events:?}");
+    }
+}
+
+impl Fake {
     fn unless(&self, fails: Fails) -> Result<(), Failure> {
-        if self.fails == fails { Err("it does not answer".into()) } else { Ok(()) }
+        match self.rig.fails()[self.index] == fails {
+            // Unlike `panic!` this says nothing on the terminal.
+            true if self.rig.panics => resume_unwind(Box::new("a part")),
+            true => Err("it does not answer".into()),
+            false => Ok(()),
+        }
     }
 
     fn finish(&self, phase: Phase) -> Result<(), Failure> {
-        self.tell(Event::Finish(self.index, phase));
+        self.rig.tell(Event::Finish(self.index, phase));
         self.unless(Fails::Finish(phase))
     }
 }
 
-struct Nothing;
+struct Noted {
+    index: usize,
+    kind: PartKind,
+    base: Pages,
+    pages: Pages,
+    rig: Arc<Rig>,
+}
 
-impl Captured<()> for Nothing {
+impl Captured<()> for Noted {
     fn save(self: Box<Self>, (): &mut ()) -> Result<Saved, Failure> {
-        Err("nothing is saved here".into())
+        self.rig.tell(Event::Save(self.index));
+        // However long it takes, nobody waits for it, and none is kept from being stopped or started.
+        self.rig.all_write();
+        assert!(self.rig.parts.get().and_then(Weak::upgrade).expect("they are there").try_lock().is_ok(), "the parts are held");
+        match self.rig.fails()[self.index] {
+            Fails::Save(Ending::AtOnce) => return Err("its disk is full".into()),
+            Fails::Save(Ending::Late) => {
+                (0..3).for_each(|_| self.rig.all_write());
+                return Err("it was given up".into());
+            }
+            Fails::Save(Ending::Panic) => resume_unwind(Box::new("a part")),
+            _ => {}
+        }
+        let mut pages = self.base;
+        pages.extend(self.pages);
+        let (tables, blobs) = Default::default();
+        let state = PartState { name: NAMES[self.index].to_owned(), kind: self.kind, tables, blobs, details: to_value(pages)? };
+        Ok(Saved { state, pages: PageCounts::default(), composition: None })
     }
 }
 
@@ -88,7 +253,9 @@ impl Part<()> for Fake {
     }
 
     fn begin(&mut self, phase: Phase) -> Result<(), Failure> {
-        self.tell(Event::Begin(self.index, phase));
+        self.rig.tell(Event::Begin(self.index, phase));
+        // Whether its freezing succeeded or not, from here on it may stand; and however thawing fails, there is no more to be done than to have tried.
+        self.rig.guest(self.index).stands = phase != Phase::Thaw;
         self.unless(Fails::Begin(phase))
     }
 
@@ -97,8 +264,14 @@ impl Part<()> for Fake {
     }
 
     fn capture(&mut self) -> Result<Box<dyn Captured<()>>, Failure> {
+        let mut guest = self.rig.guest(self.index);
+        guest.taken = std::mem::take(&mut guest.written);
+        guest.captured = guest.pages.clone();
+        let pages = guest.taken.iter().map(|page| (*page, guest.pages[page])).collect();
+        let base = guest.base.clone();
+        drop(guest);
         self.finish(Phase::Capture)?;
-        Ok(Box::new(Nothing))
+        Ok(Box::new(Noted { index: self.index, kind: self.kind, base, pages, rig: self.rig.clone() }))
     }
 
     fn time(&self) -> Option<VirtualTime> {
@@ -109,34 +282,48 @@ impl Part<()> for Fake {
         self.finish(Phase::Thaw)
     }
 
-    fn settle(&mut self, _: Outcome<'_>) {
-        self.tell(Event::Settle(self.index));
+    fn settle(&mut self, outcome: Outcome<'_>) {
+        let mut guest = self.rig.guest(self.index);
+        let taken = std::mem::take(&mut guest.taken);
+        match outcome {
+            Outcome::Permanent(state) => guest.base = from_value(state.details.clone()).expect("it was saved so"),
+            Outcome::Aborted => guest.written.extend(taken),
+        }
+        self.rig.tell(Event::Settle(self.index, matches!(outcome, Outcome::Permanent(_))));
     }
 }
 
-/// Two machines, one of them with a disk, and the network; `b` is behind `a` by a moment.
-fn parts(fails: [Fails; 4]) -> (Parts<()>, Events) {
-    let events = Events::default();
-    let kinds = [PartKind::Machine, PartKind::Disk, PartKind::Machine, PartKind::Network];
-    let times = [Some(VirtualTime::from_ns(2000)), None, Some(VirtualTime::from_ns(1000)), None];
-    let part = |index: usize| {
-        Box::new(Fake { index, kind: kinds[index], fails: fails[index], time: times[index], events: events.clone() }) as Box<dyn Part<()>>
-    };
-    ((0..4).map(part).collect(), events)
+/// Parts of an experiment that has run for a moment; of two machines, the second is behind.
+fn experiment(kinds: &[PartKind], fails: &[Fails], panics: bool) -> (Arc<Rig>, Arc<Mutex<Parts<()>>>) {
+    let guests = kinds.iter().map(|_| Mutex::default()).collect();
+    let rig = Arc::new(Rig { guests, fails: Mutex::new(fails.to_vec()), panics, ..Rig::default() });
+    let time = |index: usize| (kinds[index] == PartKind::Machine).then(|| VirtualTime::from_ns(2000 - 500 * index as u64));
+    let part = |index: usize| Box::new(Fake { index, kind: kinds[index], time: time(index), rig: rig.clone() }) as Box<dyn Part<()>>;
+    let parts = Arc::new(Mutex::new((0..kinds.len()).map(part).collect::<Vec<_>>()));
+    rig.parts.set(Arc::downgrade(&parts)).expect("once");
+    rig.clock.go_on(None, monotonic());
+    rig.all_write();
+    (rig, parts)
 }
 
-fn run(fails: [Fails; 4], in_turn: bool) -> (Result<Tentative<()>, PartFailure>, Vec<Event>) {
-    let (mut parts, events) = parts(fails);
-    let clock = GuestClock::default();
-    clock.go_on(None, monotonic());
-    let result = take(&mut parts, (), Manner { in_turn, ..Manner::default() }, &clock, &mut |_| {});
-    assert!(clock.runs(), "time stands still after {fails:?}");
-    let events = events.lock().unwrap().clone();
+/// Two machines, one of them with a disk, and the network.
+const KINDS: [PartKind; 4] = [PartKind::Machine, PartKind::Disk, PartKind::Machine, PartKind::Network];
+
+fn run(fails: [Fails; 4], in_turn: bool, panics: bool) -> (Result<(), PartFailure>, Vec<Event>) {
+    let (rig, _parts) = experiment(&KINDS, &fails, panics);
+    let result = rig.checkpoint(in_turn, Commit::Done);
+    rig.check_settled(result.is_ok());
+    let events = rig.events.lock().unwrap().clone();
+    if panics && result.is_err() {
+        rig.there_is_no_next_one();
+    } else {
+        rig.the_next_one_is_complete();
+    }
     (result, events)
 }
 
-fn check(fails: [Fails; 4], in_turn: bool) {
-    let (result, events) = run(fails, in_turn);
+fn check(fails: [Fails; 4], in_turn: bool, panics: bool) {
+    let (result, events) = run(fails, in_turn, panics);
     let at = |event: Event| events.iter().position(|found| *found == event);
     for (index, fails_here) in fails.into_iter().enumerate() {
         for phase in PHASES {
@@ -151,17 +338,13 @@ fn check(fails: [Fails; 4], in_turn: bool) {
         let [freeze, thaw] = [Phase::Freeze, Phase::Thaw].map(|phase| at(Event::Begin(index, phase)));
         assert_eq!(freeze.is_some(), thaw.is_some(), "{fails:?}: {events:?}");
         assert!(thaw >= freeze);
-        assert_eq!(at(Event::Settle(index)).is_some(), result.is_err(), "{fails:?}: {events:?}");
     }
     if !in_turn && let [Some(a), Some(b)] = [0, 2].map(|machine| at(Event::Begin(machine, Phase::Freeze))) {
         let waited = [0, 2].into_iter().filter_map(|machine| at(Event::Finish(machine, Phase::Freeze)));
         assert!(waited.min().is_none_or(|first| first > a && first > b), "one is waited for before the other is asked: {events:?}");
     }
     match result {
-        Ok(tentative) => {
-            assert!(fails.iter().all(|fails| *fails == Fails::Never));
-            assert_eq!(tentative.captured.len(), 4);
-        }
+        Ok(()) => assert!(fails.iter().all(|fails| *fails == Fails::Never)),
         Err(failure) => {
             let index = NAMES.iter().position(|name| *name == failure.part).expect("it is one of the parts");
             assert_ne!(fails[index], Fails::Never, "{failure}");
@@ -181,17 +364,63 @@ fn whoever_fails_wherever_everybody_goes_on() {
         for disk in &ways {
             for b in &ways {
                 for network in &ways {
-                    check([*a, *disk, *b, *network], false);
+                    check([*a, *disk, *b, *network], false, false);
                 }
-                check([*a, *disk, *b, Fails::Never], true);
+                check([*a, *disk, *b, Fails::Never], true, false);
+                check([*a, *disk, *b, Fails::Never], false, true);
             }
         }
     }
 }
 
+/// Every way in which parts can be saved, of which there are one, two or three of any kind: they are saved one after the other, in every order there is.
+#[test]
+fn whoever_cannot_be_saved_nothing_is_kept_and_nothing_is_lost() {
+    let kinds = [PartKind::Machine, PartKind::Disk, PartKind::Network];
+    for count in 1..=3 {
+        for kinds in choices(&kinds, count) {
+            for fails in choices(&SAVES, count) {
+                for commit in [Commit::Done, Commit::Refused, Commit::Panic] {
+                    check_saving(&kinds, &fails, commit);
+                }
+            }
+        }
+    }
+}
+
+/// All lists of so many of these.
+fn choices<T: Clone>(of: &[T], count: usize) -> Vec<Vec<T>> {
+    let longer = |list: Vec<T>| of.iter().map(move |one| [list.as_slice(), std::slice::from_ref(one)].concat());
+    (0..count).fold(vec![Vec::new()], |lists, _| lists.into_iter().flat_map(longer).collect())
+}
+
+fn check_saving(kinds: &[PartKind], fails: &[Fails], commit: Commit) {
+    let (rig, _parts) = experiment(kinds, fails, false);
+    let result = rig.checkpoint(false, commit);
+    let case = format!("{kinds:?}: {fails:?}, {commit:?}");
+    // Disks, then machines, then networks; and nobody after the first that fails.
+    let order = [PartKind::Disk, PartKind::Machine, PartKind::Network];
+    let order = order.iter().flat_map(|kind| (0..kinds.len()).filter(move |index| kinds[*index] == *kind));
+    let order: Vec<_> = order.collect();
+    let first = order.iter().position(|index| fails[*index] != Fails::Never);
+    let tried: Vec<_> = order.iter().take(first.map_or(order.len(), |first| first + 1)).map(|index| Event::Save(*index)).collect();
+    let saved: Vec<_> = rig.events.lock().unwrap().iter().filter(|event| matches!(event, Event::Save(_))).copied().collect();
+    assert_eq!(saved, tried, "{case}");
+    let expected = match (first, commit) {
+        (Some(first), _) => Some((NAMES[order[first]], "save")),
+        (None, Commit::Done) => None,
+        (None, _) => Some(("the store", "commit")),
+    };
+    let failure = result.as_ref().err();
+    assert_eq!(failure.map(|failure| (failure.part.as_str(), failure.phase)), expected, "{case}");
+    assert_eq!(rig.permanent.lock().unwrap().is_empty(), expected.is_some(), "{case}");
+    rig.check_settled(expected.is_none());
+    rig.the_next_one_is_complete();
+}
+
 #[test]
 fn who_stands_earliest_goes_on_first_and_the_network_last() {
-    let (result, events) = run([Fails::Never; 4], false);
+    let (result, events) = run([Fails::Never; 4], false, false);
     assert!(result.is_ok());
     let thawed: Vec<_> =
         events.iter().filter_map(|event| if let Event::Begin(part, Phase::Thaw) = event { Some(*part) } else { None }).collect();
@@ -204,22 +433,20 @@ fn who_stands_earliest_goes_on_first_and_the_network_last() {
 #[test]
 fn all_that_fail_together_are_named() {
     let dead = Fails::Finish(Phase::Freeze);
-    let (result, _) = run([dead, Fails::Never, dead, Fails::Never], false);
+    let (result, _) = run([dead, Fails::Never, dead, Fails::Never], false, false);
     let message = result.err().expect("it fails").to_string();
     assert_eq!(message, "a could not freeze: it does not answer; nor could b");
 }
 
 #[test]
 fn an_instant_is_waited_for() {
-    let (mut parts, _) = parts([Fails::Never; 4]);
-    let clock = GuestClock::default();
-    clock.go_on(None, monotonic());
+    let (rig, parts) = experiment(&KINDS, &[Fails::Never; 4], false);
     let at = VirtualTime::from_ns(30_000_000);
     let manner = Manner { at: Some(at), ..Manner::default() };
     let mut prepared = VirtualTime::default();
-    let taken = take(&mut parts, (), manner, &clock, &mut |moment| {
+    let taken = take(&mut parts.lock().unwrap(), (), manner, &rig.clock, &mut |moment| {
         if moment == Moment::Prepared {
-            prepared = clock.at(monotonic());
+            prepared = rig.clock.at(monotonic());
         }
     });
     assert!(taken.is_ok());

@@ -1,7 +1,7 @@
 //! Collecting garbage: what is alive stays whole, and nothing else stays.
 
 use crate::common::*;
-use fermata_store::{BranchName, Class, CollectOptions, Collected, Error, Hold, Removal, Store};
+use fermata_store::{BranchName, Class, CollectOptions, Collected, Error, Hold, Removal, Store, Writer};
 use fermata_types::*;
 use proptest::prelude::*;
 use std::{
@@ -125,14 +125,20 @@ fn what_is_held_stays_until_it_is_let_go() {
     assert!(matches!(read(&store, &PageName([1; 32])), Err(Error::Missing { .. })));
 }
 
+/// A writer that found the first 50 pages in a checkpoint which was removed since, and their table.
+fn overtaken(store: &Store) -> (Writer, Root) {
+    let id = commit(store, None, "a", "first", &pages(0..50));
+    let mut writer = store.writer().unwrap();
+    let root = put(&mut writer, &Root::empty(1000), &pages(0..50));
+    remove(store, &[id]);
+    (writer, root)
+}
+
 #[test]
 fn a_writer_that_lives_keeps_what_it_found() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).unwrap();
-    let id = commit(&store, None, "a", "first", &pages(0..50));
-    let mut writer = store.writer().unwrap();
-    let root = put(&mut writer, &Root::empty(1000), &pages(0..50));
-    remove(&store, &[id]);
+    let (writer, root) = overtaken(&store);
     let collected = collect(&store, &CollectOptions { wait: false, ..ALL });
     assert_eq!((collected.waiting_for, collected.packs_removed), (1, 0));
     // For a writer that begins now it is gone. It stores the page again.
@@ -150,10 +156,7 @@ fn a_writer_that_lives_keeps_what_it_found() {
 fn a_collection_waits_for_the_writers_that_were_there() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).unwrap();
-    let id = commit(&store, None, "a", "first", &pages(0..50));
-    let mut writer = store.writer().unwrap();
-    let root = put(&mut writer, &Root::empty(1000), &pages(0..50));
-    remove(&store, &[id]);
+    let (writer, root) = overtaken(&store);
     let (waits, seen) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         let collecting = scope.spawn(|| {
