@@ -1,7 +1,7 @@
 //! Whether guests notice checkpoints: lost time, sleeps, computing, ping, TCP and BitTorrent with and without them; and how exact links are.
 //!
 //! As section 7.1 of "Transparent Checkpoints of Closed Distributed Systems in Emulab" (2009). Arguments name what is to be measured of it:
-//! `lost`, `deterministic`, `sleep`, `cpu`, `ping`, `link`, `tcp`, `bittorrent`; all of it takes about an hour and a half. The disk is the affair of
+//! `lost`, `deterministic`, `sleep`, `cpu`, `ping`, `link`, `tcp`, `narrow`, `bittorrent`; all of it takes some hour and three quarters. The disk is the affair of
 //! `./bench disk`. Pictures go into `target/bench`.
 //!
 //! Needs Debian packages: tshark
@@ -10,6 +10,7 @@
 mod fidelity {
     pub mod beat;
     pub mod bittorrent;
+    pub mod capture;
     pub mod computing;
     pub mod link;
     pub mod pace;
@@ -28,14 +29,15 @@ use fidelity::{bittorrent, computing, link, pace, ping, sleep, tcp, time};
 type Measure = fn(&mut Report);
 
 /// What can be measured, by name.
-const PARTS: [(&str, Measure); 8] = [
+const PARTS: [(&str, Measure); 9] = [
     ("lost", time::lost),
     ("deterministic", time::deterministic),
     ("sleep", sleep::sleep),
     ("cpu", computing::cpu),
     ("ping", ping::ping),
     ("link", link::link),
-    ("tcp", tcp::tcp),
+    ("tcp", tcp::gigabit),
+    ("narrow", tcp::narrow),
     ("bittorrent", bittorrent::bittorrent),
 ];
 

@@ -1,10 +1,11 @@
-//! How the pause grows with the number of machines that stand still together: beside stopping them one by one, and savevm on each.
+//! How the pause grows with the number of machines on one LAN that stand still together: beside stopping them one by one, and savevm on each.
 
 use fermata_experiment::{Asked, Run};
+use fermata_net::World;
 use fermata_store::Record;
 use fermata_testkit::{
     Bench,
-    bench::await_console_of,
+    bench::{await_console_of, console_of},
     guests,
     measure::{at_every, pick},
     report::{Report, Table, quantile},
@@ -16,16 +17,21 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const BOOT: Duration = Duration::from_secs(300);
 const MEMORY_MIB: u32 = 128;
 /// Each writes 8 MiB of memory over and over, some hundred pages a second: all of them together leave the host's processors some rest.
-const WORK: &str = "fermata.run=work:8:300";
-const RIVAL_WORK: &str = "work:8:300";
+const WORK: &str = "work:8:300";
+/// Each sends datagrams to the next one, in a ring, and gets them back: so many a second.
+const DATAGRAMS: u32 = 5;
+/// The name of the network as a part of a checkpoint.
+const NETWORK: &str = "network";
 /// From the smallest to the largest number of machines, the pause may grow by this share of how much they grow.
 const GROWTH_MAX: f64 = 0.5;
 
-/// All in ms, but for bytes.
+/// All in ms, but for bytes and frames.
 struct Measured {
     machines: usize,
     together: Vec<Record>,
     in_turn: Vec<f64>,
+    /// What the machines received from the LAN meanwhile.
+    frames: u64,
     /// On each, one after the other.
     savevm: f64,
 }
@@ -46,6 +52,12 @@ impl Measured {
     fn stored_kib(&self) -> f64 {
         quantile(&self.together.iter().map(|record| record.cost.stored_bytes as f64 / 1024.0).collect::<Vec<_>>(), 0.5)
     }
+
+    /// Of them those of the network, with the frames in it.
+    fn network_kib(&self, share: f64) -> f64 {
+        let of = |record: &Record| record.cost.stored_by_part.get(NETWORK).copied().expect("the network is a part") as f64 / 1024.0;
+        quantile(&self.together.iter().map(of).collect::<Vec<_>>(), share)
+    }
 }
 
 fn main() {
@@ -62,6 +74,9 @@ fn main() {
             report.tell(&of(&format!("{what}, worst")), measured.skews(1.0)[place], "ms", None);
         }
         report.tell(&of("stored a checkpoint, p50"), measured.stored_kib(), "KiB", None);
+        report.tell(&of("of which the network, p50"), measured.network_kib(0.5), "KiB", None);
+        report.tell(&of("of which the network, most"), measured.network_kib(1.0), "KiB", None);
+        report.tell(&of("frames received meanwhile"), measured.frames as f64, "", None);
     }
     let (first, last) = (&all[0], &all[all.len() - 1]);
     let (growth, machines) = (last.pause(0.5) / first.pause(0.5), last.machines as f64 / first.machines as f64);
@@ -71,39 +86,58 @@ fn main() {
     report.mark(&format!("{} machines: one by one takes longer by", last.machines), shorter, "x", None, ("more than 1", shorter > 1.0));
     report.tables.push(table(&all));
     report.note(format!("{MEMORY_MIB} MiB and one processor each; {WORK}; a checkpoint every {} s", INTERVAL.as_secs()));
+    report.note(format!(
+        "all on one LAN with a delay of 5 ms: each sends {DATAGRAMS} datagrams a second to the next and gets them back; every one came, once and in order"
+    ));
     report.note("one by one: the same checkpoints, each machine stopped, captured and started before the next is asked");
-    report.note("savevm on each: the same guests in stock QEMU, one after the other, the sum of their pauses");
+    report.note("savevm on each: the same guests in stock QEMU, one after the other, the sum of their pauses; they have no LAN, which savevm could not save");
     report.print();
 }
 
 fn table(all: &[Measured]) -> Table {
-    let mut rows =
-        vec![["machines", "pause", "one by one", "savevm on each", "stops apart", "virtual times apart"].map(str::to_owned).to_vec()];
+    let columns = ["machines", "pause", "one by one", "savevm on each", "stops apart", "virtual times apart", "stored", "of the network"];
+    let mut rows = vec![columns.map(str::to_owned).to_vec()];
     for measured in all {
         let [stop, _, time] = measured.skews(0.5);
         let values = [measured.pause(0.5), quantile(&measured.in_turn, 0.5), measured.savevm, stop, time];
-        rows.push(std::iter::once(measured.machines.to_string()).chain(values.map(|ms| format!("{ms:.2} ms"))).collect());
+        let bytes = [measured.stored_kib(), measured.network_kib(0.5)].map(|kib| format!("{kib:.1} KiB"));
+        rows.push(std::iter::once(measured.machines.to_string()).chain(values.map(|ms| format!("{ms:.2} ms"))).chain(bytes).collect());
     }
     Table { title: "Medians".to_owned(), rows }
 }
 
 fn measure(machines: usize) -> Measured {
-    let (together, in_turn) = ours(machines);
-    Measured { machines, together, in_turn, savevm: savevm(machines) }
+    let (together, in_turn, frames) = ours(machines);
+    Measured { machines, together, in_turn, frames, savevm: savevm(machines) }
 }
 
-fn ours(machines: usize) -> (Vec<Record>, Vec<f64>) {
-    let names: Vec<_> = (0..machines).map(|number| format!("m{number:02}")).collect();
-    let nodes: Vec<_> = names.iter().map(|name| (name.as_str(), WORK, "")).collect();
-    let bench = Bench::new(&guests::several("many", MEMORY_MIB, &nodes));
+/// Machines on one LAN, each of which sends to the next.
+fn lan(machines: usize) -> Bench {
+    let address = |number: usize| format!("10.0.0.{}", number % machines + 1);
+    let named = |number: usize| {
+        let wire = format!("wire:listen,wire:send:{}:{DATAGRAMS}", address(number + 1));
+        (format!("m{number:02}"), format!("fermata.run={WORK},{wire} fermata.ip=eth1:{}/24", address(number)))
+    };
+    let named: Vec<_> = (0..machines).map(named).collect();
+    let nodes: Vec<_> = named.iter().map(|(name, run)| (name.as_str(), run.as_str(), "")).collect();
+    let ends: Vec<_> = named.iter().map(|(name, _)| format!("\"{name}:eth1\"")).collect();
+    let link = format!("links:\n  - {{lan: all, endpoints: [{}], delay: 5ms}}\n", ends.join(", "));
+    Bench::new(&format!("{}{link}", guests::several("many", MEMORY_MIB, &nodes)))
+}
+
+fn ours(machines: usize) -> (Vec<Record>, Vec<f64>, u64) {
+    let bench = lan(machines);
     let run = bench.boot();
-    for body in run.body().machines() {
-        await_console_of(body.machine(), BOOT, |text| text.contains("work second 3").then_some(()));
+    for word in ["work second 3", "wire sent"] {
+        for body in run.body().machines() {
+            await_console_of(body.machine(), BOOT, |text| text.contains(word).then_some(()));
+        }
     }
     // The first holds all that the guests have. The second is of what was written meanwhile.
     for _ in 0..2 {
         run.checkpoint(None).expect("a checkpoint");
     }
+    let before = received(&run);
     // In blocks that alternate, so that what the host does besides is shared.
     let (blocks, each) = pick((4, 6), (2, 3));
     let (mut together, mut in_turn) = (Vec::new(), Vec::new());
@@ -111,7 +145,20 @@ fn ours(machines: usize) -> (Vec<Record>, Vec<f64>) {
         together.extend(at_every(INTERVAL, each, || taken(&run, false)));
         in_turn.extend(at_every(INTERVAL, each, || taken(&run, true).cost.pause_ns as f64 / 1e6));
     }
-    (together, in_turn)
+    for body in run.body().machines() {
+        let said = console_of(body.machine());
+        assert!(!said.contains("FERMATA FAIL"), "{said}");
+    }
+    (together, in_turn, received(&run) - before)
+}
+
+/// Frames that all machines have received.
+fn received(run: &Run) -> u64 {
+    let body = run.body();
+    let fabric = body.fabric().expect("there is a network");
+    let topology = fabric.look(World::topology);
+    let ends = body.machines().iter().filter_map(|machine| topology.find(machine.name(), "eth1"));
+    fabric.look(|world| ends.filter_map(|end| world.counters(end)).map(|[_, into]| into.arrived.frames).sum())
 }
 
 fn taken(run: &Run, in_turn: bool) -> Record {
@@ -120,7 +167,7 @@ fn taken(run: &Run, in_turn: bool) -> Record {
 
 /// The sum over all of them; the median of some rounds.
 fn savevm(machines: usize) -> f64 {
-    let mut rivals: Vec<_> = (0..machines).map(|_| Stock::tiny(MEMORY_MIB, RIVAL_WORK).boot()).collect();
+    let mut rivals: Vec<_> = (0..machines).map(|_| Stock::tiny(MEMORY_MIB, WORK).boot()).collect();
     rivals.iter().for_each(|rival| rival.await_console("work second 3"));
     let mut round = |number: usize| {
         thread::sleep(INTERVAL);

@@ -1,6 +1,6 @@
-//! Whether two samples are of one distribution.
+//! Whether two samples are of one distribution, and whether few values are farther up among many than any others would be.
 
-use crate::report::quantile;
+use crate::{Random, report::quantile};
 
 /// How far apart two samples are that are to be compared, and two that differ by nothing but the time at which they were taken.
 pub struct Told {
@@ -51,6 +51,70 @@ fn kolmogorov_smirnov(a: &[f64], b: &[f64]) -> (f64, f64) {
     let lambda = (size + 0.12 + 0.11 / size) * distance;
     let term = |k: i32| 2.0 * (-1.0_f64).powi(k - 1) * (-2.0 * f64::from(k * k) * lambda * lambda).exp();
     (distance, if lambda < 0.3 { 1.0 } else { (1..100).map(term).sum::<f64>().clamp(0.0, 1.0) })
+}
+
+/// Few values, at certain times, beside as many drawn from all: what the times have to do with the values (a permutation test). The largest of few values is
+/// seldom as large as the largest of many, so it says nothing beside that one.
+pub struct Drawn {
+    /// The largest of as many values as there are at these times, in the median of all draws.
+    pub worst: f64,
+    /// How likely it is to draw one as large as the largest at these times.
+    pub worst_chance: f64,
+    /// How likely it is to draw values that are as large on the whole, by the sum of their ranks.
+    pub ranks_chance: f64,
+}
+
+const DRAWS: usize = 9_999;
+/// The same draws for the same values.
+const SEED: u64 = 0x5eed;
+
+impl Drawn {
+    /// Of each round the values at these times, and the others. From each round are drawn as many as it has at these times: what a slow minute of the host does
+    /// is in all of its values.
+    pub fn new(rounds: &[[Vec<f64>; 2]]) -> Self {
+        let ranks = Ranks::new(rounds.iter().flatten().flatten().copied().collect());
+        let all = rounds
+            .iter()
+            .map(|[at, others]| (at.len(), [at.as_slice(), others].concat().into_iter().map(|value| (value, ranks.of(value))).collect()));
+        let mut all: Vec<(usize, Vec<(f64, f64)>)> = all.collect();
+        let look = |all: &[(usize, Vec<(f64, f64)>)]| {
+            let first = all.iter().flat_map(|(count, values)| &values[..*count]);
+            first.fold((f64::NEG_INFINITY, 0.0), |(worst, sum), (value, rank)| (value.max(worst), sum + rank))
+        };
+        let seen = look(&all);
+        let mut random = Random::new(SEED);
+        let mut draw = |_| {
+            for (count, values) in &mut all {
+                for place in 0..*count {
+                    let other = place + random.below((values.len() - place) as u64) as usize;
+                    values.swap(place, other);
+                }
+            }
+            look(&all)
+        };
+        let draws: Vec<_> = (0..DRAWS).map(&mut draw).collect();
+        let chance = |as_large: usize| (1 + as_large) as f64 / (1 + DRAWS) as f64;
+        Self {
+            worst: quantile(&draws.iter().map(|draw| draw.0).collect::<Vec<_>>(), 0.5),
+            worst_chance: chance(draws.iter().filter(|draw| draw.0 >= seen.0).count()),
+            ranks_chance: chance(draws.iter().filter(|draw| draw.1 >= seen.1).count()),
+        }
+    }
+}
+
+/// The place of each value among all; equal ones share theirs.
+struct Ranks(Vec<f64>);
+
+impl Ranks {
+    fn new(mut all: Vec<f64>) -> Self {
+        all.sort_by(f64::total_cmp);
+        Self(all)
+    }
+
+    fn of(&self, value: f64) -> f64 {
+        let (below, up_to) = (self.0.partition_point(|other| *other < value), self.0.partition_point(|other| *other <= value));
+        (below + up_to) as f64 / 2.0
+    }
 }
 
 /// The middle and some of the tail, in microseconds.
@@ -130,5 +194,41 @@ mod tests {
         assert!(!Told::new(&slower, [&without[0], &without[1]]).cannot_be_told());
         let drifted: Vec<_> = without[1].iter().map(|value| value * 1.5).collect();
         assert!(Told::new(&slower, [&without[0], &drifted]).cannot_be_told());
+    }
+
+    /// Rounds in which the host is more and more slow, with few values at some times, which are changed by `at`.
+    fn rounds(random: &mut Random, at: fn(f64) -> f64) -> Vec<[Vec<f64>; 2]> {
+        let mut round = |slow: u32| {
+            let mut values = |count, of: fn(f64) -> f64| {
+                let values = sample(random, count, |even| -even.ln()).into_iter().map(|value| of(value) + f64::from(slow));
+                values.collect::<Vec<_>>()
+            };
+            [values(6, at), values(200, |value| value)]
+        };
+        (0..6).map(&mut round).collect()
+    }
+
+    #[test]
+    fn few_values_like_all_others_are_told_apart_as_seldom_as_they_should() {
+        let mut random = Random::new(5);
+        let (mut worst, mut ranks) = (0, 0);
+        for _ in 0..100 {
+            let drawn = Drawn::new(&rounds(&mut random, |value| value));
+            worst += usize::from(drawn.worst_chance < 0.1);
+            ranks += usize::from(drawn.ranks_chance < 0.1);
+        }
+        // 10 are expected, with a deviation of 3.
+        assert!((1..=22).contains(&worst) && (1..=22).contains(&ranks), "{worst} and {ranks} of 100");
+    }
+
+    #[test]
+    fn few_values_that_are_larger_are_told() {
+        let mut random = Random::new(3);
+        let larger = Drawn::new(&rounds(&mut random, |value| value + 1.0));
+        assert!(larger.ranks_chance < 1e-3, "{}", larger.ranks_chance);
+        let one_of_ten = |value: f64| if value > 2.3 { value * 100.0 } else { value };
+        let drawn = Drawn::new(&rounds(&mut random, one_of_ten));
+        // The largest of all is one of 36 among 1236.
+        assert!(drawn.worst_chance < 0.04 && drawn.worst < 20.0, "{} {}", drawn.worst_chance, drawn.worst);
     }
 }

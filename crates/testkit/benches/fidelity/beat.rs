@@ -48,7 +48,6 @@ pub struct Beats {
 pub struct Look {
     virtual_ns: f64,
     monotonic: f64,
-    wall: f64,
 }
 
 /// The clocks of a guest against virtual time: lines through two points. The guest's kernel found out by itself how fast its clocks go.
@@ -59,7 +58,7 @@ impl GuestTime {
     /// From the guest's clocks and the timer at two instants, of which the first was not before this virtual time, nor a turn of the timer after it.
     fn new([begin, end]: [[i64; 3]; 2], not_before: VirtualTime) -> Self {
         let timer_ns = |look: [i64; 3]| look[1] as f64 / TIMER_HZ * 1e9;
-        let look = |look: [i64; 3], virtual_ns| Look { virtual_ns, monotonic: look[0] as f64, wall: look[2] as f64 };
+        let look = |look: [i64; 3], virtual_ns| Look { virtual_ns, monotonic: look[0] as f64 };
         let began = not_before.ns as f64 + (timer_ns(begin) - not_before.ns as f64).rem_euclid(TIMER_NS);
         // The nearest that the timer can mean.
         let ended = began + (end[0] - begin[0]) as f64;
@@ -67,20 +66,11 @@ impl GuestTime {
         Self([look(begin, began), look(end, ended)])
     }
 
-    /// From the first instant of one to the last one of the other.
-    pub fn until(self, later: Self) -> Self {
-        Self([self.0[0], later.0[1]])
-    }
-
-    fn at(&self, virtual_ns: f64, clock: fn(&Look) -> f64) -> f64 {
+    /// The guest's monotonic clock at this virtual time, ns.
+    fn monotonic(&self, at: VirtualTime) -> f64 {
         let [begin, end] = &self.0;
-        let share = (virtual_ns - begin.virtual_ns) / (end.virtual_ns - begin.virtual_ns);
-        clock(begin) + share * (clock(end) - clock(begin))
-    }
-
-    /// The guest's wall clock at this virtual time, ns.
-    pub fn wall(&self, at: VirtualTime) -> f64 {
-        self.at(at.ns as f64, |look| look.wall)
+        let share = (at.ns as f64 - begin.virtual_ns) / (end.virtual_ns - begin.virtual_ns);
+        begin.monotonic + share * (end.monotonic - begin.monotonic)
     }
 }
 
@@ -102,7 +92,7 @@ impl Beats {
 
     /// The guest's monotonic clock at this virtual time, ns.
     pub fn guest_time(&self, at: VirtualTime) -> f64 {
-        self.clock.at(at.ns as f64, |look| look.monotonic)
+        self.clock.monotonic(at)
     }
 }
 
@@ -137,7 +127,7 @@ impl<'a> Beating<'a> {
 }
 
 /// A file of a guest.
-pub fn fetch(machine: &Machine, file: &str) -> Vec<u8> {
+fn fetch(machine: &Machine, file: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     loop {
         let skip = bytes.len() >> 20;

@@ -20,6 +20,8 @@ pub enum Kind {
     Without(usize),
 }
 
+const KINDS: [Kind; 3] = [Kind::With, Kind::Without(0), Kind::Without(1)];
+
 /// How long it goes on.
 #[derive(Debug, Clone, Copy)]
 pub struct Rounds {
@@ -44,8 +46,7 @@ impl Pace {
     pub fn keep(run: &Run, rounds: Rounds) -> Self {
         let mut pace = Self::default();
         for round in 0..rounds.rounds {
-            let kinds = [Kind::With, Kind::Without(0), Kind::Without(1)];
-            for kind in (0..kinds.len()).map(|place| kinds[(place + round) % kinds.len()]) {
+            for kind in (0..KINDS.len()).map(|place| KINDS[(place + round) % KINDS.len()]) {
                 let begin = run.time_virtual();
                 match kind {
                     Kind::With => pace.checkpoints.extend(at_every(INTERVAL, rounds.checkpoints, || checkpoint(run))),
@@ -66,6 +67,19 @@ impl Pace {
         let windows = self.windows.iter().filter(|(of, _)| *of == kind);
         let times = windows.map(|(_, window)| beats.guest_time(window.start)..beats.guest_time(window.end));
         times.flat_map(|window| within(&beats.all, window).iter().copied()).collect()
+    }
+
+    /// Of each round the beats that have a checkpoint across them, and those in its windows without.
+    pub fn by_round(&self, beats: &Beats) -> Vec<[Vec<Beat>; 2]> {
+        let [across, _] = self.across(beats);
+        let round = |windows: &[(Kind, Range<VirtualTime>)]| {
+            [(true, &across), (false, &beats.all)].map(|(with, beats_of)| {
+                let windows = windows.iter().filter(|(kind, _)| (*kind == Kind::With) == with);
+                let times = windows.map(|(_, window)| beats.guest_time(window.start)..beats.guest_time(window.end));
+                times.flat_map(|window| within(beats_of, window).iter().copied()).collect()
+            })
+        };
+        self.windows.chunks(KINDS.len()).map(round).collect()
     }
 
     /// Whether this second of virtual time is in a window with checkpoints, or in one without.

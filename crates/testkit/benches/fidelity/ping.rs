@@ -14,6 +14,7 @@ use fermata_testkit::{
     report::{Report, Table, quantile},
     statistics::{cells, columns},
 };
+use fermata_types::VirtualTime;
 use std::time::Duration;
 
 const BOOT: Duration = Duration::from_secs(240);
@@ -21,6 +22,10 @@ const MEMORY_MIB: u32 = 192;
 /// More than there is time for.
 const COUNT: usize = 2_000_000;
 const EVERY_US: u32 = 1000;
+/// What the cable alone takes, there and back.
+const ROUND_TRIP_NS: u64 = 20_000_000;
+/// The guest's clock is known against virtual time to some microseconds.
+const RESOLUTION_NS: f64 = 20e3;
 
 /// Two machines `a` and `b`, which are 10.0.N.1 and 10.0.N.2 at their interfaces ethN, with the cables of this text between them.
 pub fn two(name: &str, cables: usize, links: &str) -> (Bench, Run) {
@@ -64,6 +69,11 @@ pub fn ping(report: &mut Report) {
     report.mark("ping: worst reply across a checkpoint", worst, "ms", Some(("elsewhere", worst_elsewhere)), mark);
     let [least, least_elsewhere] = [&across, &elsewhere].map(|took| quantile(took, 0.0) / 1e6);
     report.tell("ping: first reply across a checkpoint", least, "ms", Some(("elsewhere", least_elsewhere)));
+    // By the guest's clock, which its kernel may take for slower or faster than it is.
+    let soonest = beats.guest_time(VirtualTime::from_ns(ROUND_TRIP_NS)) - beats.guest_time(VirtualTime::default()) - RESOLUTION_NS;
+    let early = [&across, &elsewhere].map(|took| took.iter().filter(|took| **took < soonest).count() as f64);
+    let mark = ("none", early == [0.0; 2]);
+    report.mark("ping: replies too early across a checkpoint", early[0], "", Some(("elsewhere", early[1])), mark);
     let [middle, middle_elsewhere] = [&across, &elsewhere].map(|took| quantile(took, 0.5) / 1e6);
     report.tell("ping: p50 across a checkpoint", middle, "ms", Some(("elsewhere", middle_elsewhere)));
     let rows = [("with checkpoints", &with), ("without", &without), ("without, again", &again), ("across a checkpoint", &across)];

@@ -12,7 +12,7 @@ use fermata_testkit::{
     guests,
     measure::pick,
     report::{Report, Table, quantile},
-    statistics::{Told, cells, columns},
+    statistics::{Drawn, Told, cells, columns},
 };
 use std::time::Duration;
 
@@ -23,6 +23,8 @@ const COUNT: usize = 1_000_000;
 const PAPER_P97_US: f64 = 28.0;
 const PAPER_WORST_US: f64 = 80.0;
 const SLEEP_NS: f64 = 10e6;
+/// Below this chance few sleeps are told from as many others.
+const CHANCE_MIN: f64 = 0.01;
 
 /// A guest of one processor that does nothing else.
 pub fn idle(name: &str) -> (Bench, Run) {
@@ -54,6 +56,11 @@ pub fn sleep(report: &mut Report) {
     let [worst, worst_elsewhere] = [&across, &elsewhere].map(|late| quantile(late, 1.0) / 1e3);
     let mark = ("no longer than the worst elsewhere", worst <= worst_elsewhere);
     report.mark("sleep: worst across a checkpoint, late by", worst, "us", Some(("elsewhere", worst_elsewhere)), mark);
+    let drawn = Drawn::new(&pace.by_round(&beats).iter().map(|round| round.each_ref().map(|beats| late(beats))).collect::<Vec<_>>());
+    let mark = ("one of 100 draws without has it", drawn.worst_chance >= CHANCE_MIN);
+    report.mark("sleep: the same beside as many without", worst, "us", Some(("of as many", drawn.worst / 1e3)), mark);
+    report.tell("sleep: draws without that have one as late", drawn.worst_chance * 100.0, "%", None);
+    report.tell("sleep: as late across one by chance", drawn.ranks_chance * 100.0, "%", None);
     report.tell("sleep: the same beside the paper", worst, "us", Some(("the paper", PAPER_WORST_US)));
     report.tell("sleep: p97 with checkpoints, late by", quantile(&with, 0.97) / 1e3, "us", Some(("the paper", PAPER_P97_US)));
     let all_without = [without.as_slice(), &again].concat();
