@@ -434,7 +434,7 @@ fn who_stands_earliest_goes_on_first_and_the_network_last() {
 fn all_that_fail_together_are_named() {
     let dead = Fails::Finish(Phase::Freeze);
     let (result, _) = run([dead, Fails::Never, dead, Fails::Never], false, false);
-    let message = result.err().expect("it fails").to_string();
+    let message = result.expect_err("it fails").to_string();
     assert_eq!(message, "a could not freeze: it does not answer; nor could b");
 }
 

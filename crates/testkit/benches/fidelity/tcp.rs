@@ -131,7 +131,7 @@ fn tshark(capture: &Path) -> Vec<Frame> {
     let frame = |line: &str| {
         let words: Vec<_> = line.split('\t').collect();
         let mut shown = words[3..].iter().map(|word| !word.is_empty());
-        let faults = FAULTS.map(|(_, fields)| shown.by_ref().take(fields.len()).fold(false, |any, one| any || one));
+        let faults = FAULTS.map(|(_, fields)| shown.by_ref().take(fields.len()).filter(|one| *one).count() > 0);
         Frame { at: number(words[0]), data: number(words[1]) > 0.0, window: number(words[2]) as u32, faults }
     };
     String::from_utf8_lossy(&done.stdout).lines().map(frame).collect()
