@@ -160,14 +160,10 @@ pub(crate) fn take<S: Storage>(
             Step::Freeze(of) => {
                 watch.get_or_insert_with(Stopwatch::start);
                 clock.stop(monotonic());
-                if are_machines(parts, of) {
-                    clock.machines_stop();
-                }
+                let machines = are_machines(parts, of);
+                let told = network(machines, "freeze", || clock.machines_stop());
                 let result = phase(parts, of, Phase::Freeze, manner, |part| part.freeze());
-                if are_machines(parts, of) {
-                    clock.machines_stand();
-                }
-                result
+                result.and(told).and(network(machines, "freeze", || clock.machines_stand()))
             }
             Step::Capture(of) => {
                 let result = phase(parts, of, Phase::Capture, manner, |part| {
@@ -181,11 +177,9 @@ pub(crate) fn take<S: Storage>(
             Step::Thaw(of) => {
                 let begun = monotonic();
                 let result = phase(parts, of, Phase::Thaw, manner, |part| part.thaw());
-                if ran && are_machines(parts, of) {
-                    clock.machines_run(&went(parts, of, begun));
-                }
+                let told = network(ran && are_machines(parts, of), THAW, || clock.machines_run(&went(parts, of, begun)));
                 pause = watch.map_or(Duration::ZERO, |watch| watch.elapsed());
-                result
+                result.and(told)
             }
             Step::Save(_) => break,
             Step::Commit => unreachable!("nothing is committed before it is saved"),
@@ -212,6 +206,18 @@ pub(crate) fn take<S: Storage>(
 
 fn are_machines<S>(parts: &Parts<S>, of: &[usize]) -> bool {
     of.iter().any(|index| parts[*index].kind() == PartKind::Machine)
+}
+
+/// What the network has to do when machines stop and go on, if they do. It must not take them along.
+fn network(machines: bool, phase: &'static str, work: impl FnOnce()) -> Result<(), PartFailure> {
+    if !machines {
+        return Ok(());
+    }
+    let work = || {
+        work();
+        Ok(())
+    };
+    contained(work).map_err(|cause| PartFailure { part: "the network".to_owned(), phase, cause, others: Vec::new() })
 }
 
 /// The machines that went on after `begun`.

@@ -16,7 +16,7 @@ use fermata_store::{Cost, Hold, Progress, Record, Skew, Waiting, Writer};
 use fermata_types::{CheckpointId, ClassTimes, MachineId, VirtualTime};
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
 };
@@ -371,7 +371,8 @@ impl Run {
     }
 
     fn alone(&self) -> MutexGuard<'_, Past> {
-        self.checkpointing.lock().expect("nobody panics with the lock")
+        // What it guards is only a hint, which a panic cannot spoil.
+        self.checkpointing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take_and_save(

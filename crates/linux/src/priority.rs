@@ -74,7 +74,7 @@ pub fn hold_back(threads: &[u32]) -> HeldBack {
 
 impl Drop for HeldBack {
     fn drop(&mut self) {
-        for thread in &self.0 {
+        for thread in self.0.iter().filter(|thread| policy(**thread) == Some(libc::SCHED_BATCH)) {
             set_policy(*thread, libc::SCHED_OTHER);
         }
     }

@@ -77,6 +77,7 @@ impl Drawn {
             .iter()
             .map(|[at, others]| (at.len(), [at.as_slice(), others].concat().into_iter().map(|value| (value, ranks.of(value))).collect()));
         let mut all: Vec<(usize, Vec<(f64, f64)>)> = all.collect();
+        assert!(all.iter().any(|(count, values)| (1..values.len()).contains(count)), "values at these times, and others");
         let look = |all: &[(usize, Vec<(f64, f64)>)]| {
             let first = all.iter().flat_map(|(count, values)| &values[..*count]);
             first.fold((f64::NEG_INFINITY, 0.0), |(worst, sum), (value, rank)| (value.max(worst), sum + rank))

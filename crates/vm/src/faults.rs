@@ -10,7 +10,7 @@ use fermata_types::{PAGE_SIZE, PageNumber};
 use std::{
     ops::Range,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
@@ -92,12 +92,17 @@ impl Memory {
         move |source| Error::Io { what, path, source }
     }
 
+    /// There is nothing behind this lock that a panic could spoil.
+    pub fn let_through(&self) -> MutexGuard<'_, ()> {
+        self.letting_through.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// False when the page cannot be had yet: nobody has begun to restore.
     fn answer(&self, fault: &Fault) -> crate::Result<bool> {
         let page = ((fault.address - self.range.start) / PAGE_SIZE as u64) as PageNumber;
         match (fault.kind, &self.log, self.pager.get()) {
             (FaultKind::Write, Some(log), _) => {
-                let _one_after_the_other = self.letting_through.lock().expect("nobody panics with the lock");
+                let _one_after_the_other = self.let_through();
                 self.held.preserve(page, 1);
                 log.wrote(fault.address).map_err(self.io("letting a write through to"))?;
             }

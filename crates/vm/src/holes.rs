@@ -18,7 +18,7 @@
 //! their entries like all that are written.
 
 use crate::{MachineConfig, faults::Memory};
-use fermata_linux::{Child, MemoryFile};
+use fermata_linux::{Child, MemoryFile, priority};
 use fermata_types::{PAGE_SIZE, PageNumber, PageSet};
 use std::{
     io::{self, Read, Write},
@@ -89,7 +89,7 @@ impl Memory {
         for first in (start..end).step_by(PAGES_AT_ONCE) {
             let pages = first..end.min(first.saturating_add(PAGES_AT_ONCE as PageNumber));
             // As for a write that waits for us: held from the copy of a page to the note.
-            let _one_after_the_other = self.letting_through.lock().expect("nobody panics with the lock");
+            let _one_after_the_other = self.let_through();
             self.held.preserve(first, pages.end - first);
             self.holes.punch(&self.ram, pages)?;
         }
@@ -108,7 +108,10 @@ pub(crate) struct Puncher(Option<JoinHandle<()>>);
 
 impl Puncher {
     pub fn start(socket: UnixStream, memory: Arc<Memory>) -> Self {
-        Self(Some(std::thread::spawn(move || while answer(&socket, &memory).is_ok() {})))
+        Self(Some(std::thread::spawn(move || {
+            priority::answer_soon();
+            while answer(&socket, &memory).is_ok() {}
+        })))
     }
 }
 

@@ -277,7 +277,7 @@ impl Machine {
 
     /// As long as this is held, nobody is let through to write to a protected page.
     pub(crate) fn nobody_writes(&self) -> MutexGuard<'_, ()> {
-        self.memory.letting_through.lock().expect("nobody panics with the lock")
+        self.memory.let_through()
     }
 
     /// Notes pages that are to be copied later, each before it is written again.

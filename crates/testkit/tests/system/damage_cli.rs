@@ -54,7 +54,7 @@ fn a_store_that_became_read_only_is_told() {
     }
     cli.shell("m1", "head -c 4000000 /dev/urandom > /tmp/more");
     for _ in 0..2 {
-        cli.fails(&["checkpoint"], 1, &["packs", "Read-only file system"]);
+        cli.fails(&["checkpoint"], 1, &["packs", "Read-only file system", "must be writable"]);
         answers(&cli);
     }
     assert_eq!(array(&cli.json(&["log"])).len(), 1, "nothing half");

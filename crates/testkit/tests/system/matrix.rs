@@ -23,14 +23,16 @@ const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness
 const ROW: &str = "FERMATA_TEST_ROW";
 
 /// QEMU, kernel, processors, memory: almost every two values of different columns meet.
-const ROWS: [[&str; 4]; 7] = [
+const ROWS: [[&str; 4]; 9] = [
     ["host", "6.1", "1", "256M"],
     ["host", "6.1", "2", "8G"],
     ["host", "6.1", "4", "1G"],
+    ["host", "6.1", "2", "4G"],
     ["host", "6.12", "1", "2G"],
     ["10", "6.12", "1", "1G"],
     ["10", "6.1", "2", "2G"],
     ["10", "6.12", "4", "256M"],
+    ["10", "6.12", "2", "8G"],
 ];
 
 /// Linux 6.12 does not even boot every time under the translator of QEMU 7.2, with or without us: it leaves nonsense in the processor's flags, and the kernel

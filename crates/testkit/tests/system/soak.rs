@@ -16,6 +16,8 @@ const SOON: Duration = Duration::from_secs(120);
 const PERIOD: Duration = Duration::from_millis(50);
 /// Pages that the guest writes between two checkpoints are some hundreds; what a checkpoint may add to the store, on average, is well above them.
 const STORED_BYTES_MAX: u64 = 2 << 20;
+/// What the index may keep of its size after all but two checkpoints were removed.
+const STORE_SLACK: u64 = 32 << 20;
 /// The store keeps packs open, up to a number of them; until then each checkpoint may add one.
 const PACKS_OPEN_MAX: u64 = 160;
 /// Descriptors that come and go.
@@ -44,6 +46,7 @@ fn held(cli: &Cli) -> Held {
     await_that("a spare stands ready and the old machine is gone", SOON, || {
         cli.json(&["ls"])[0]["spare_ready"] == true && cli.processes().len() == 3
     });
+    await_that("all memory is there, and who brought it in has gone", SOON, || cli.machine("main")["pages_missing"].is_null());
     let keeper = count(&cli.json(&["ls"])[0]["keeper_pid"]);
     let status = fs::read_to_string(format!("/proc/{keeper}/status")).expect("the keeper lives");
     let field = |name: &str| -> u64 {
@@ -121,7 +124,24 @@ fn a_guest_that_checks_itself_sees_nothing_and_what_a_keeper_holds_stays_bounded
         cli.ok(&["goto", id, "--eager"]);
         await_that("the guest goes on", SOON, || looked(&cli) > 0);
     }
+    what_is_removed_is_given_back(&cli, &ids, early.store);
     cli.ok(&["down"]);
+}
+
+/// Of the history its ends are kept: the store is then not much larger than when it began, however long the history was.
+fn what_is_removed_is_given_back(cli: &Cli, ids: &[String], early: u64) {
+    let between: Vec<_> = ids[1..ids.len() - 1].iter().map(String::as_str).collect();
+    for some in between.chunks(100) {
+        cli.ok(&[&["rm", "--yes"], some].concat());
+    }
+    cli.ok(&["gc", "--rewrite-below", "100"]);
+    let left = held(cli).store;
+    println!("{left} bytes of store after gc");
+    assert!(left <= early + STORE_SLACK, "the store has {left} bytes for two checkpoints, and had {early} for a tenth of them");
+    for id in [ids.first(), ids.last()].into_iter().flatten() {
+        cli.ok(&["goto", id, "--eager"]);
+        await_that("the guest goes on", SOON, || looked(cli) > 0);
+    }
 }
 
 /// Rounds of the guest's own look that this console shows. Panics if one failed.
