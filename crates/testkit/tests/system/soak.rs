@@ -119,11 +119,7 @@ fn a_guest_that_checks_itself_sees_nothing_and_what_a_keeper_holds_stays_bounded
     let each = (late.store - early.store) / (checkpoints - checkpoints / 10) as u64;
     println!("{each} bytes of store a checkpoint");
     assert!(each <= STORED_BYTES_MAX, "the store grew by {each} bytes a checkpoint: {early:?}, then {late:?}");
-    // From one end of the history to the other.
-    for id in [ids.first(), ids.last()].into_iter().flatten() {
-        cli.ok(&["goto", id, "--eager"]);
-        await_that("the guest goes on", SOON, || looked(&cli) > 0);
-    }
+    from_one_end_to_the_other(&cli, &ids);
     what_is_removed_is_given_back(&cli, &ids, early.store);
     cli.ok(&["down"]);
 }
@@ -138,6 +134,10 @@ fn what_is_removed_is_given_back(cli: &Cli, ids: &[String], early: u64) {
     let left = held(cli).store;
     println!("{left} bytes of store after gc");
     assert!(left <= early + STORE_SLACK, "the store has {left} bytes for two checkpoints, and had {early} for a tenth of them");
+    from_one_end_to_the_other(cli, ids);
+}
+
+fn from_one_end_to_the_other(cli: &Cli, ids: &[String]) {
     for id in [ids.first(), ids.last()].into_iter().flatten() {
         cli.ok(&["goto", id, "--eager"]);
         await_that("the guest goes on", SOON, || looked(cli) > 0);
