@@ -1,5 +1,6 @@
 //! What comes through an interface, captured by the network itself: stamped in virtual time, and at no cost to the guest.
 
+use super::traffic::beside;
 use fermata_experiment::Run;
 use fermata_net::{Block, Capture, World, pcapng};
 use std::{
@@ -31,8 +32,7 @@ pub fn during<T>(run: &Run, machine: &str, file: &Path, work: impl FnOnce() -> T
     let mut out = BufWriter::new(File::create(file).expect("a file"));
     out.write_all(&head()).expect("room for the capture");
     assert!(fabric.capture(&capture, None), "there are captures already");
-    let ended = AtomicBool::new(false);
-    let read = || {
+    let read = |ended: &AtomicBool| {
         loop {
             // Asked before the last of what comes is read.
             let goes_on = !ended.load(Ordering::Relaxed);
@@ -43,12 +43,7 @@ pub fn during<T>(run: &Run, machine: &str, file: &Path, work: impl FnOnce() -> T
             }
         }
     };
-    let done = std::thread::scope(|scope| {
-        scope.spawn(read);
-        let done = work();
-        ended.store(true, Ordering::Relaxed);
-        done
-    });
+    let (done, ()) = beside(read, work);
     out.flush().expect("room for the capture");
     (done, missed(&capture.end()))
 }

@@ -25,8 +25,7 @@ pub fn during<T: Send>(run: &Run, machines: &[&str], work: impl FnOnce() -> T + 
     let fabric = body.fabric().expect("there is a network");
     let find = |machine: &&str| fabric.look(|world| world.topology().find(machine, "eth1")).expect("it has this interface");
     let interfaces: Vec<InterfaceId> = machines.iter().map(find).collect();
-    let ended = AtomicBool::new(false);
-    let look = || {
+    let look = |ended: &AtomicBool| {
         let mut sights = Vec::new();
         while !ended.load(Ordering::Relaxed) {
             let of = |id: &InterfaceId| fabric.look(|world| world.counters(*id)).map_or(0, |[_, received]| received.arrived.bytes);
@@ -36,10 +35,24 @@ pub fn during<T: Send>(run: &Run, machines: &[&str], work: impl FnOnce() -> T + 
         }
         sights
     };
+    beside(look, work)
+}
+
+/// Works, and has another thread look on until that has ended, in whichever way.
+pub fn beside<T, L: Send>(look: impl FnOnce(&AtomicBool) -> L + Send, work: impl FnOnce() -> T) -> (T, L) {
+    struct Ends<'a>(&'a AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let ended = &AtomicBool::new(false);
     thread::scope(|scope| {
-        let looking = scope.spawn(look);
-        let done = work();
-        ended.store(true, Ordering::Relaxed);
+        let looking = scope.spawn(move || look(ended));
+        let done = {
+            let _ends = Ends(ended);
+            work()
+        };
         (done, looking.join().expect("nobody panics who looks"))
     })
 }
