@@ -39,15 +39,15 @@ fn main() -> Result<(), Box<dyn Error>> {
             other => return Err(format!("unknown argument {other}").into()),
         }
     }
-    let temp = std::env::temp_dir();
-    let golden = Golden::open(Path::new(&image), None, &temp, &mut |_| {})?;
+    let temp = tempfile::tempdir()?;
+    let golden = Golden::open(Path::new(&image), None, temp.path(), &mut |_| {})?;
     println!("image {} of {} bytes, {:?}", golden.id(), golden.size(), golden.format());
     let options = DiskOptions {
         golden: Some(Arc::new(golden)),
         size,
         root: None,
         pages: Arc::new(NoPages),
-        overlay_dir: temp,
+        overlay_dir: temp.path().to_owned(),
         read_only,
         drop_freed: true,
     };

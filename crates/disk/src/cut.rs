@@ -254,9 +254,8 @@ impl Cut {
             && u64::from(block) < golden.blocks()
         {
             let mut original = [0; PAGE_SIZE];
-            golden
-                .read_block(block, &mut original)
-                .map_err(Error::transfer("read the golden image", u64::from(block) * PAGE_SIZE as u64))?;
+            let offset = u64::from(block) * PAGE_SIZE as u64;
+            golden.read_at(offset, &mut original).map_err(Error::transfer("read the golden image", offset))?;
             if original == *page {
                 return Ok(None);
             }

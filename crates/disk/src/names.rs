@@ -37,7 +37,7 @@ impl Disk {
                 }
                 let mut content = [0; PAGE_SIZE];
                 let failed = Error::transfer("read the golden image", u64::from(block) * PAGE_SIZE as u64);
-                golden.read_block(block, &mut content).map_err(failed)?;
+                golden.read_at(u64::from(block) * PAGE_SIZE as u64, &mut content).map_err(failed)?;
                 Ok(writer.put_page(&content)?)
             }
             (None, _) => Ok((ZERO_PAGE, Class::Zero)),

@@ -9,7 +9,9 @@ use imago::{DenyImplicitOpenGate, FormatAccess, FormatCreateBuilder, FormatDrive
 use std::{
     fs::{self, OpenOptions},
     io::{Seek, SeekFrom, Write},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 fn open(path: &Path, cache: &Path) -> Result<Golden, Error> {
@@ -126,7 +128,7 @@ fn a_changed_image_is_found() {
     golden.check_unchanged().unwrap();
     fs::hard_link(&path, dir.path().join("link")).unwrap();
     golden.check_unchanged().unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    std::thread::sleep(Duration::from_millis(20));
     OpenOptions::new().write(true).open(&path).unwrap().write_all(b"x").unwrap();
     let error = golden.check_unchanged().unwrap_err();
     assert!(error.to_string().contains("was written to"), "{error}");
@@ -136,6 +138,74 @@ fn a_changed_image_is_found() {
     assert!(golden.check_unchanged().is_err());
     fs::write(&path, [1; 10_000]).unwrap();
     assert!(golden.check_unchanged().unwrap_err().to_string().contains("another file"));
+}
+
+/// Overwrites a byte, and gives the file a time of its own, whatever the clock's resolution is. Returns how to take that back.
+fn spoil(path: &Path, at: u64) -> impl FnOnce() + use<> {
+    let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let modified = file.metadata().unwrap().modified().unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[!byte[0]], at).unwrap();
+    file.set_modified(modified + Duration::from_secs(5)).unwrap();
+    move || {
+        file.write_all_at(&byte, at).unwrap();
+        file.set_modified(modified).unwrap();
+    }
+}
+
+#[test]
+fn what_was_changed_in_place_is_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let content = content();
+    let raw = image(dir.path(), &content);
+    let qcow2 = make_qcow2(dir.path(), &content);
+    for path in [raw, qcow2] {
+        let golden = open(&path, dir.path()).unwrap();
+        let (mut block, mut page) = ([0; 1000], [0; 4096]);
+        for _ in 0..2 {
+            // In the second half of the file: in a qcow2 file behind its tables, but for the last.
+            let put_back = spoil(&path, fs::metadata(&path).unwrap().len() / 2);
+            for at in [0, 2_000_000] {
+                let error = golden.read_at(at, &mut block).unwrap_err().to_string();
+                assert!(error.contains("has changed") && error.contains("restore the image"), "{error}");
+            }
+            // The store compares what it reads with a name.
+            golden.read_block(0, &mut page).unwrap();
+            put_back();
+            check_content(&golden, &content);
+        }
+        // What lies at the path does not matter to who has the file open. A checkpoint will refuse it.
+        fs::rename(&path, dir.path().join("elsewhere")).unwrap();
+        fs::write(&path, "another").unwrap();
+        check_content(&golden, &content);
+        golden.check_unchanged().unwrap_err();
+    }
+}
+
+#[test]
+fn tables_that_were_read_while_they_were_damaged_are_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let content = content();
+    let path = make_qcow2(dir.path(), &content);
+    let id = open(&path, dir.path()).unwrap().id();
+    let bytes = fs::read(&path).unwrap();
+    let number = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+    let entries = (number(number(40) as usize) & 0x00ff_ffff_ffff_fe00) as usize;
+    // The image's id is remembered, so nothing has been read of it but its header.
+    let golden = Golden::open(&path, None, dir.path(), &mut |_| panic!("the image is read")).unwrap();
+    assert_eq!(golden.id(), id);
+    // The table says now that the first cluster lies where the second does.
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    let modified = file.metadata().unwrap().modified().unwrap();
+    file.write_all_at(&bytes[entries + 8..entries + 16], entries as u64).unwrap();
+    file.set_modified(modified + Duration::from_secs(5)).unwrap();
+    let mut page = [0; 4096];
+    golden.read_block(0, &mut page).unwrap();
+    assert!(page == content[65536..][..4096], "the damaged table was read");
+    file.write_all_at(&bytes[entries..entries + 8], entries as u64).unwrap();
+    file.set_modified(modified).unwrap();
+    check_content(&golden, &content);
 }
 
 #[test]

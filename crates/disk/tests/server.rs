@@ -60,6 +60,32 @@ fn bench(read_only: bool, watch: Option<Arc<dyn MemoryWatch>>) -> Bench {
 }
 
 #[test]
+fn a_golden_image_that_changes_is_an_io_error() {
+    let bench = bench(false, None);
+    let mut driver = Driver::connect(&bench.socket);
+    driver.write(DATA, &[7; 4096]);
+    assert_eq!(driver.request(OUT, 16, &[(DATA, 4096)], &[]), (OK, 1));
+    let path = bench.disk.golden().unwrap().path();
+    let file = File::options().write(true).open(path).unwrap();
+    let modified = file.metadata().unwrap().modified().unwrap();
+    for _ in 0..2 {
+        file.write_all_at(b"other", 0).unwrap();
+        file.set_modified(modified + Duration::from_secs(5)).unwrap();
+        for sector in [0, 100] {
+            assert_eq!(driver.request(IN, sector, &[], &[(DATA, 4096)]), (IO_ERROR, 1));
+        }
+        // Part of a block cannot be written without the rest of it; what does not lie in the image is as ever.
+        assert_eq!(driver.request(OUT, 1, &[(DATA, 512)], &[]).0, IO_ERROR);
+        assert_eq!(driver.request(IN, 16, &[], &[(DATA, 4096)]).0, OK);
+        assert_eq!(driver.read(DATA, 4096), [7; 4096]);
+        file.write_all_at(&bench.content[..5], 0).unwrap();
+        file.set_modified(modified).unwrap();
+        assert_eq!(driver.request(IN, 0, &[], &[(DATA, 4096)]).0, OK);
+        assert!(driver.read(DATA, 4096) == bench.content[..4096]);
+    }
+}
+
+#[test]
 fn requests_do_what_they_say() {
     let bench = bench(false, None);
     let mut driver = Driver::connect(&bench.socket);

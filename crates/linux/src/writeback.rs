@@ -16,7 +16,7 @@ pub fn check(file: &File) -> io::Result<()> {
 mod tests {
     #[test]
     fn a_file_that_is_well_is_well() {
-        let file = std::fs::File::create(std::env::temp_dir().join(format!("fermata-writeback-{}", std::process::id()))).unwrap();
+        let file = tempfile::tempfile().unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, b"x", 1 << 30).unwrap();
         super::check(&file).unwrap();
         assert!(super::check(&std::fs::File::open("/dev/null").unwrap()).is_err());

@@ -12,6 +12,7 @@ use fermata_tracker::{Choice, ScanTracker, Tracker, UserfaultTracker};
 use fermata_types::{PartKind, PartState, Root};
 use std::{
     collections::BTreeMap,
+    io::{self, Write},
     process::{Command, Stdio},
     sync::{
         Mutex, OnceLock,
@@ -75,7 +76,8 @@ impl Rig {
     /// None, with a word, where this host cannot do it.
     fn new(choice: Choice) -> Option<Self> {
         if let Err(error) = choice.settle() {
-            println!("skipped: {error}");
+            // Past what holds a test's output back.
+            writeln!(io::stderr(), "skipped: {error}").unwrap();
             return None;
         }
         let directory = tempfile::tempdir().unwrap();
