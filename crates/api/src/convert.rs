@@ -1,7 +1,7 @@
 //! From what the rooms below know to what people and programs are told.
 
 use crate::values;
-use fermata_experiment::{Forward, MachineBody, Run, Status, net::Topology};
+use fermata_experiment::{Forward, MachineBody, Run, Status};
 use fermata_timeline::{Change, Entry, Resumed};
 use fermata_types::{CheckpointId, ClassTimes, MachineId, PAGE_SIZE, PageCounts};
 use std::{
@@ -57,7 +57,8 @@ pub(crate) fn checkpoint(entry: Entry) -> values::Checkpoint {
         composition: record.cost.composition,
         parts: record.parts.into_iter().map(part).collect(),
         images: record.images,
-        network: network(&record.spec),
+        network: None,
+        down: vec![],
     }
 }
 
@@ -65,12 +66,6 @@ pub(crate) fn checkpoint(entry: Entry) -> values::Checkpoint {
 fn sieve_ms(times: &ClassTimes) -> BTreeMap<String, f64> {
     let classes = times.classes().filter(|_| !times.is_empty());
     classes.map(|(class, ns)| (class.to_owned(), from_ns(ns))).collect()
-}
-
-/// The network in a specification. One that cannot be read is told of by whoever needs it.
-fn network(spec: &serde_json::Value) -> Option<Topology> {
-    spec.get("links")?;
-    serde_json::from_value(spec.clone()).ok().map(|spec| fermata_experiment::topology(&spec))
 }
 
 /// Bytes by class, the classes as in [`PageCounts::classes`].

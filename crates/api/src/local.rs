@@ -4,6 +4,7 @@ use crate::{
     convert::{self, problem},
     values::{Checkpoint, Difference, Problem, Rebuilt, Tag},
 };
+use fermata_experiment::net::{InterfaceId, World};
 use fermata_store::Store;
 use fermata_timeline::{Entry, history};
 use std::{
@@ -32,13 +33,27 @@ pub fn log(store: &Path, experiment: Option<&str>) -> Result<Vec<Checkpoint>, Pr
 
 /// One checkpoint: id, unique beginning of one, tag or branch, each with `~N`.
 pub fn show(store: &Path, experiment: Option<&str>, checkpoint: &str) -> Result<Checkpoint, Problem> {
-    Ok(convert::checkpoint(find(&open(store)?, experiment, checkpoint)?))
+    let store = open(store)?;
+    let entry = find(&store, experiment, checkpoint)?;
+    with_network(&store, entry)
 }
 
 /// The newest checkpoint of the branch `main`, or the latest of all where there is no such branch.
 pub fn newest(store: &Path, experiment: &str) -> Result<Checkpoint, Problem> {
-    let entries = history::log(&open(store)?, Some(experiment)).map_err(problem)?;
-    newest_of(&entries, experiment).cloned().map(convert::checkpoint)
+    let store = open(store)?;
+    let entries = history::log(&store, Some(experiment)).map_err(problem)?;
+    with_network(&store, newest_of(&entries, experiment)?.clone())
+}
+
+/// A checkpoint, with its network as it was then.
+fn with_network(store: &Store, entry: Entry) -> Result<Checkpoint, Problem> {
+    let world = fermata_experiment::network_at(store, &entry.id, &entry.record).map_err(problem)?;
+    let network = world.as_ref().map(World::topology);
+    let down = world.iter().zip(&network).flat_map(|(world, network)| {
+        let ids = (0..network.interfaces.len() as u32).map(InterfaceId);
+        ids.filter(|id| world.is_up(*id) == Some(false))
+    });
+    Ok(Checkpoint { down: down.collect(), network, ..convert::checkpoint(entry) })
 }
 
 fn newest_of<'a>(entries: &'a [Entry], experiment: &str) -> Result<&'a Entry, Problem> {

@@ -286,6 +286,7 @@ mod tests {
             parts: vec![part("m1", PartKind::Machine), part("m1/disk0", PartKind::Disk)],
             images: vec![],
             network: None,
+            down: vec![],
         }
     }
 

@@ -3,7 +3,7 @@
 //! Fields are added, never renamed or removed; units are in the names.
 
 use fermata_experiment::{
-    net::{Change, Counters, Mac, Shape, Topology},
+    net::{Change, Counters, InterfaceId, Mac, Shape, Topology},
     spec::Port,
 };
 pub use fermata_store::{
@@ -75,9 +75,12 @@ pub struct Checkpoint {
     pub parts: Vec<Part>,
     /// Golden images that it stands on.
     pub images: Vec<ImageId>,
-    /// What connects its machines, as the specification has it; nothing where nothing does.
+    /// What connects its machines, with links as they were at that instant, where one checkpoint is shown; nothing where nothing does, and in lists of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Topology>,
+    /// Interfaces of it that were down at that instant.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub down: Vec<InterfaceId>,
 }
 
 /// How far apart machines were that should do the same at the same time.

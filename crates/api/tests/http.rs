@@ -79,6 +79,7 @@ impl Service for Pretender {
             parts: vec![],
             images: vec![],
             network: None,
+            down: vec![],
         })
     }
 

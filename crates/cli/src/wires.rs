@@ -10,19 +10,20 @@ use fermata_api::{
     spec::{Percent, Rate, Time},
 };
 
-/// Cables first, then switches. Where both ways are alike they share a line.
-pub fn draw(topology: &Topology, style: &Style) -> String {
+/// Cables first, then switches. Where both ways are alike they share a line. Some interfaces may be down.
+pub fn draw(topology: &Topology, down: &[InterfaceId], style: &Style) -> String {
     let mut table = Table::bare(&[Set::Left, Set::Left, Set::Left, Set::Left]);
     let name = |id: InterfaceId| topology.interfaces.get(id.index()).map(Interface::to_string).unwrap_or_default();
     let end = |id: InterfaceId| text::harmless(&name(id));
+    let carries = |shape: &Shape, ends: &[InterfaceId]| if ends.iter().any(|end| down.contains(end)) { broken() } else { words(shape) };
     for link in &topology.links {
         let [one, other] = link.ends.map(end);
         let one = format!("  {one}");
         if link.shapes[0] == link.shapes[1] {
-            table.row(vec![one.into(), "◄───►".into(), other.into(), words(&link.shapes[0])]);
+            table.row(vec![one.into(), "◄───►".into(), other.into(), carries(&link.shapes[0], &link.ends)]);
         } else {
-            table.row(vec![one.into(), "────►".into(), other.into(), words(&link.shapes[0])]);
-            table.row(vec!["".into(), "◄────".into(), "".into(), words(&link.shapes[1])]);
+            table.row(vec![one.into(), "────►".into(), other.into(), carries(&link.shapes[0], &link.ends)]);
+            table.row(vec!["".into(), "◄────".into(), "".into(), carries(&link.shapes[1], &link.ends)]);
         }
     }
     for lan in &topology.lans {
@@ -33,14 +34,29 @@ pub fn draw(topology: &Topology, style: &Style) -> String {
             let stem = if index + 1 == lan.ports.len() { " " } else { "│" };
             let interface = end(port.interface);
             if port.to_switch == port.from_switch {
-                table.row(vec![format!("    {branch}").into(), "◄───►".into(), interface.into(), words(&port.to_switch)]);
+                table.row(vec![
+                    format!("    {branch}").into(),
+                    "◄───►".into(),
+                    interface.into(),
+                    carries(&port.to_switch, &[port.interface]),
+                ]);
             } else {
-                table.row(vec![format!("    {branch}").into(), "◄────".into(), interface.into(), words(&port.to_switch)]);
-                table.row(vec![format!("    {stem}").into(), "────►".into(), "".into(), words(&port.from_switch)]);
+                table.row(vec![
+                    format!("    {branch}").into(),
+                    "◄────".into(),
+                    interface.into(),
+                    carries(&port.to_switch, &[port.interface]),
+                ]);
+                table.row(vec![format!("    {stem}").into(), "────►".into(), "".into(), carries(&port.from_switch, &[port.interface])]);
             }
         }
     }
     table.render(style)
+}
+
+/// A cable that is pulled out.
+pub fn broken() -> Cell {
+    Cell::new(Paint::Bad, "down")
 }
 
 /// What differs from an ideal cable.
@@ -106,7 +122,7 @@ mod tests {
                 ports: vec![port(2, &gigabit, &gigabit), port(3, &gigabit, &Shape::default()), port(4, &gigabit, &Shape::default())],
             }],
         };
-        let shown = draw(&topology, &Style::default());
+        let shown = draw(&topology, &[], &Style::default());
         let expected = [
             "  a:eth1    ────►  server:eth1  100Mbit, 10ms ± 500us, 0.1% lost, queue of 100 frames, codel",
             "            ◄────               ideal",

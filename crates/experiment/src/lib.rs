@@ -47,6 +47,7 @@ pub use fermata_vm::{Accel, Execution, GLANCE, Machine, Paging, Status, TrackerS
 pub use forwards::Forward;
 pub use host::Host;
 pub use machine_body::MachineBody;
+pub use network::network_at;
 pub use run::{Arrival, Asked, Journey, Run, Standing, When, fits, spare, spare_like, travel};
 pub use spec::Spec;
 pub use topology::topology;

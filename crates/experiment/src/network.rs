@@ -6,9 +6,9 @@ use crate::{
     plan::{MachinePlan, part},
 };
 use fermata_linux::clock::monotonic;
-use fermata_net::{Change, Clock, Fabric, InterfaceId, NetworkPart, NicOptions, Snapshot, Topology, TopologyError, WORLD};
-use fermata_store::Writer;
-use fermata_types::VirtualTime;
+use fermata_net::{Change, Clock, Fabric, InterfaceId, NetworkPart, NicOptions, Snapshot, Topology, TopologyError, WORLD, World};
+use fermata_store::{Record, Store, Writer};
+use fermata_types::{CheckpointId, VirtualTime};
 use fermata_vm::Net;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -99,16 +99,28 @@ impl Network {
     /// Puts the network of a checkpoint in the place of this one, which is frozen.
     pub fn restore(&self, state: &Return<'_>) -> Result<()> {
         let id = state.id.short();
-        let bad = |what: String| Error::BadRecord { id: id.clone(), what };
-        let part = part(state.record, &id, NETWORK)?;
-        let blob = part.blobs.get(WORLD).ok_or_else(|| bad("its network has no frames".into()))?;
-        let snapshot = Snapshot::from_state(part, &state.host.store().read_blob(blob)?).map_err(|error| bad(error.to_string()))?;
+        let snapshot = snapshot(state.host.store(), state.record, &id)?;
         if snapshot.world.topology().interfaces != self.topology.interfaces {
-            return Err(bad("its network has other interfaces than its machines".into()));
+            return Err(Error::BadRecord { id, what: "its network has other interfaces than its machines".into() });
         }
         self.fabric.restore(snapshot);
         Ok(())
     }
+}
+
+/// The network in a checkpoint, with its links as they were at that instant and all that was on its way. None if nothing connects its machines.
+pub fn network_at(store: &Store, id: &CheckpointId, record: &Record) -> Result<Option<World>> {
+    if !record.parts.iter().any(|part| part.name == NETWORK) {
+        return Ok(None);
+    }
+    snapshot(store, record, &id.short()).map(|snapshot| Some(snapshot.world))
+}
+
+fn snapshot(store: &Store, record: &Record, id: &str) -> Result<Snapshot> {
+    let bad = |what: String| Error::BadRecord { id: id.to_owned(), what };
+    let part = part(record, id, NETWORK)?;
+    let blob = part.blobs.get(WORLD).ok_or_else(|| bad("its network has no frames".into()))?;
+    Snapshot::from_state(part, &store.read_blob(blob)?).map_err(|error| bad(error.to_string()))
 }
 
 /// Luck that is the same for the same interfaces, and different for others.

@@ -131,7 +131,7 @@ fn text(ends: &[LinkEnd], style: &Style) -> String {
     for end in ends {
         let row = |name: String, arrow: &str, to: String, direction: &Direction| {
             let counters = &direction.counters;
-            let link = if end.up { wires::words(&direction.shape) } else { Cell::new(Paint::Bad, "down") };
+            let link = if end.up { wires::words(&direction.shape) } else { wires::broken() };
             vec![
                 Cell::new(Paint::Name, name),
                 arrow.into(),

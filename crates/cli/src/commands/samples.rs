@@ -55,6 +55,7 @@ pub fn checkpoint(number: u8, parent: Option<u8>, branch: &str) -> Checkpoint {
         ],
         images: vec![],
         network: None,
+        down: vec![],
     }
 }
 

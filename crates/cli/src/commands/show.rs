@@ -71,7 +71,7 @@ fn text(checkpoint: &Checkpoint, style: &Style) -> String {
         sections.push(format!("{}{}", title(&of, style), memory(composition, style)));
     }
     if let Some(network) = &checkpoint.network {
-        sections.push(format!("{}{}", title("Network", style), wires::draw(network, style)));
+        sections.push(format!("{}{}", title("Network", style), wires::draw(network, &checkpoint.down, style)));
     }
     sections.push(format!("{}{}", title("Parts", style), parts(checkpoint, style)));
     sections.join("\n")
@@ -398,12 +398,13 @@ Memory of m2
     fn the_network_is_drawn() {
         let mut checkpoint = history()[1].clone();
         checkpoint.network = Some(crate::commands::samples::network());
+        checkpoint.down = [1, 2].map(fermata_api::net::InterfaceId).to_vec();
         let shown = text(&checkpoint, &Style::default());
         let expected = "
 Network
-  m1:eth1   ◄───►  m2:eth1  10ms
+  m1:eth1   ◄───►  m2:eth1  down
   backbone
-    ├       ◄───►  m1:eth2  100Mbit
+    ├       ◄───►  m1:eth2  down
     └       ◄────  m2:eth2  ideal
             ────►           1% lost
 

@@ -8,7 +8,14 @@ use fermata_api::{
     spec::Port,
     values::{ForwardRequest, Problem},
 };
-use std::{ffi::OsString, net::SocketAddrV4, num::NonZeroU16, os::unix::process::CommandExt, path::Path, process::Command};
+use std::{
+    ffi::OsString,
+    net::SocketAddrV4,
+    num::NonZeroU16,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 /// Where SSH servers listen.
 const SSH: NonZeroU16 = NonZeroU16::new(22).expect("it is not 0");
@@ -25,7 +32,8 @@ const SSH: NonZeroU16 = NonZeroU16::new(22).expect("it is not 0");
 Examples:
   fermata ssh m1
   fermata ssh what-if:m1 -l admin
-  fermata ssh m1 -- journalctl -f")]
+  fermata ssh m1 -- journalctl -f
+  fermata ssh m1 -i guests.key -o ForwardAgent=yes")]
 pub struct Ssh {
     /// The machine; may be left out if there is only one. Without RUN the run `main` is meant
     #[arg(value_name = "[RUN:]MACHINE", add = complete::machines())]
@@ -33,6 +41,12 @@ pub struct Ssh {
     /// The user in the guest
     #[arg(short, long, default_value = "root")]
     login: String,
+    /// The private key to log in with; else those that ssh(1) finds
+    #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    identity: Option<PathBuf>,
+    /// Another option of ssh_config(5), as `KEY=VALUE`; may be given several times
+    #[arg(short, long, value_name = "OPTION")]
+    option: Vec<String>,
     /// A command instead of a shell
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
@@ -70,6 +84,10 @@ impl Ssh {
         for option in [format!("HostKeyAlias={machine}").into(), file, "StrictHostKeyChecking=accept-new".into()] {
             arguments.extend(["-o".into(), option]);
         }
+        if let Some(identity) = &self.identity {
+            arguments.extend(["-i".into(), identity.into()]);
+        }
+        self.option.iter().for_each(|option| arguments.extend(["-o".into(), option.into()]));
         arguments.push(host.ip().to_string().into());
         if !self.command.is_empty() {
             // A command may begin with a hyphen.
@@ -102,5 +120,7 @@ mod tests {
         let admin = parse("fermata ssh what-if:m1 -l admin -- ls -l");
         assert_eq!(admin.machine.as_deref(), Some("what-if:m1"));
         assert_eq!(line(&admin), format!("-p 40022 -l admin {keys} -- ls -l"));
+        let keys = keys.replace(" 127.0.0.1", " -i a.key -o IdentitiesOnly=yes 127.0.0.1");
+        assert_eq!(line(&parse("fermata ssh m1 -i a.key -o IdentitiesOnly=yes")), format!("-p 40022 -l root {keys}"));
     }
 }

@@ -69,6 +69,12 @@ impl Pace {
         times.flat_map(|window| within(&beats.all, window).iter().copied()).collect()
     }
 
+    /// The windows of a kind, in seconds of virtual time.
+    pub fn windows_of(&self, kind: Kind) -> impl Iterator<Item = Range<f64>> {
+        let seconds = |time: VirtualTime| time.ns as f64 / 1e9;
+        self.windows.iter().filter(move |(of, _)| *of == kind).map(move |(_, window)| seconds(window.start)..seconds(window.end))
+    }
+
     /// Of each round the beats that have a checkpoint across them, and those in its windows without.
     pub fn by_round(&self, beats: &Beats) -> Vec<[Vec<Beat>; 2]> {
         let [across, _] = self.across(beats);

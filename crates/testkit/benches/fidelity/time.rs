@@ -91,6 +91,8 @@ pub fn deterministic(report: &mut Report) {
     let (with, checkpoints) = closed(steps, true);
     let (without, _) = closed(steps, false);
     let pages = differing(&with.ram, &without.ram).len();
+    assert!(checkpoints >= pick(20, 3), "only {checkpoints} checkpoints, which say little");
+    report.tell("deterministic: checkpoints", checkpoints as f64, "", None);
     report.mark("deterministic: pages of RAM that differ", pages as f64, "", None, ("none", pages == 0));
     report.note(format!("deterministic: {checkpoints} checkpoints, one a second, against a machine that was left alone"));
 }

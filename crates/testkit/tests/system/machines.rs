@@ -123,8 +123,14 @@ fn the_command_line_takes_the_name_of_a_machine() {
     assert_eq!(cli.shell("right", "echo here"), "here");
     await_that("the left one ticks", BOOT, || cli.ok(&["console", "left", "--log"]).contains("tick"));
     let before = count(&cli.json(&["ls"])[0]["runs"][0]["time_virtual_ns"]);
+    // Not before; and how long after says how busy the host is.
     let taken = cli.json(&["checkpoint", "--at", "+1.5s"]);
-    assert!(count(&taken["time_virtual_ns"]) > before + 1_500_000_000, "{taken}");
+    let is = count(&taken["time_virtual_ns"]);
+    assert!((before + 1_500_000_000..before + 60_000_000_000).contains(&is), "{taken}");
+    let absolute = is / 1_000_000_000 + 3;
+    let is = count(&cli.json(&["checkpoint", "--at", &format!("{absolute}.25s")])["time_virtual_ns"]);
+    assert!((absolute * 1_000_000_000 + 250_000_000..(absolute + 60) * 1_000_000_000).contains(&is), "{absolute} {is}");
+    cli.fails(&["checkpoint", "--at", "1s"], 1, &["too late"]);
     assert!(taken["skew"]["stop_ms"].is_number(), "{taken}");
     let shown = cli.ok(&["show", "main"]);
     for words in ["machines stopped within", "left stop", "right stop", "Memory of left", "Memory of right"] {

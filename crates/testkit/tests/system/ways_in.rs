@@ -9,7 +9,7 @@ use std::{
     fs,
     io::{self, Read, Write},
     net::{Ipv4Addr, TcpListener, TcpStream},
-    os::unix::fs::PermissionsExt,
+    process::Command,
     time::Duration,
 };
 
@@ -149,14 +149,42 @@ fn more_ports(cli: &Cli, port: u16) {
     cli.fails(&["forward", "m1", "0"], 2, &["a port from 1 to 65535"]);
     assert!(cli.ok(&["ports"]).contains(&format!("127.0.0.1:{host}")));
 
-    // A program in the place of ssh says what it is told.
-    let ssh = cli.write("ssh", "#!/bin/sh\necho \"$@\"\nexit 7\n");
-    fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755)).expect("a program");
-    let mut command = cli.command(&["ssh", "-l", "somebody", "--", "uptime"]);
-    let path = format!("{}:{}", cli.path().display(), std::env::var("PATH").unwrap_or_default());
-    let said = command.env("PATH", path).output().expect("it runs");
-    let words = String::from_utf8_lossy(&said.stdout).into_owned();
-    let there = format!("-p {} -l somebody -o HostKeyAlias=m1 ", host_port(cli, "m1", 22));
-    assert!(said.status.code() == Some(7) && words.starts_with(&there) && words.ends_with("127.0.0.1 -- uptime\n"), "{words}");
     cli.fails(&["ssh", "m2"], 255, &["no machine \"m2\""]);
+}
+
+/// OpenSSH's client here, and a server in a guest: the words that `fermata ssh` gives the client are those that it wants.
+#[test]
+fn people_log_in_to_any_run_and_know_the_machine_again() {
+    let cli = Cli::new();
+    let keygen = Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(cli.path().join("key")).status();
+    assert!(keygen.is_ok_and(|status| status.success()), "ssh-keygen is there: scripts/setup");
+    let node = ("m1", "fermata.run=none", "    ports: [22]\n");
+    cli.write("machine.yaml", &guests::several_of(guests::SERVICES, "login", 192, &[node]));
+    cli.ok(&["up", "machine.yaml"]);
+    await_that("the agent answers", SOON, || cli.run(&["exec", "m1", "--", "true"]).status.success());
+    let public = fs::read_to_string(cli.path().join("key.pub")).expect("a public key");
+    cli.shell("m1", "mkdir -p /root/.ssh /etc/dropbear; mount -t devpts none /dev/pts; dropbear -R -E 2>/tmp/log");
+    cli.shell("m1", &format!("echo '{}' > /root/.ssh/authorized_keys; chmod -R go= /root; echo one > /tmp/which", public.trim()));
+
+    let key = cli.path().join("key");
+    let login =
+        |machine: &str, command: &str| cli.run(&["ssh", machine, "-i", &key.to_string_lossy(), "-o", "BatchMode=yes", "--", command]);
+    let says = |machine: &str, which: &str| {
+        let said = login(machine, "cat /tmp/which; exit 7");
+        assert!(said.status.code() == Some(7) && said.stdout.trim() == which, "{machine}: {said:?}");
+    };
+    says("m1", "one");
+    let checkpoint = cli.checkpoint("with a server");
+    cli.ok(&["fork", &checkpoint, "--name", "other"]);
+    cli.shell("other:m1", "echo two > /tmp/which");
+    // By another port of this host, and yet no unknown host.
+    says("other:m1", "two");
+    says("m1", "one");
+    cli.ok(&["goto", &checkpoint]);
+    says("m1", "one");
+    // Whoever answers with another key is not this machine.
+    cli.shell("m1", "killall dropbear; rm -r /etc/dropbear/*; dropbear -R -E 2>>/tmp/log");
+    let said = login("m1", "true");
+    assert_eq!(said.status.code(), Some(255), "{said:?}");
+    assert!(said.stderr.contains("REMOTE HOST IDENTIFICATION HAS CHANGED"), "{said:?}");
 }
