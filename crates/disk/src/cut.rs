@@ -101,7 +101,10 @@ pub(crate) struct Overlay {
 impl Overlay {
     /// A new sparse file without a name.
     pub fn new(dir: &Path, bytes: u64) -> Result<Self> {
-        let file = tempfile::tempfile_in(dir).map_err(Error::io("cannot make an overlay file in", dir))?;
+        let file = tempfile::tempfile_in(dir).map_err(Error::io(
+            "cannot make an overlay file (the directory must be writable: check its owner and how its file system is mounted) in",
+            dir,
+        ))?;
         file.set_len(bytes).map_err(Error::io("cannot make a sparse overlay file in", dir))?;
         Ok(Self { file, lost: AtomicBool::new(false) })
     }

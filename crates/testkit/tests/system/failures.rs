@@ -420,17 +420,9 @@ fn a_damaged_page_ends_the_machine_that_needs_it() {
     cli.shell("m1", "head -c 60000000 /dev/urandom > /tmp/noise");
     let good = cli.checkpoint("good");
     // What does not compress lies in a pack as it was in the file. Nobody but a reader of the file touches a page in its middle.
-    let noise = cli.shell("m1", "dd if=/tmp/noise bs=32 skip=1000000 count=1 2>/dev/null | od -An -v -tx1 | tr -d ' \\n'");
-    let noise: Vec<u8> = (0..noise.len()).step_by(2).map(|at| u8::from_str_radix(&noise[at..at + 2], 16).unwrap()).collect();
+    let noise = piece(&cli, "/tmp/noise", 32_000_000);
     cli.ok(&["down"]);
-    let (path, bytes, at) = files(&cli.store().join("packs"))
-        .into_iter()
-        .find_map(|path| {
-            let bytes = fs::read(&path).unwrap();
-            let at = bytes.windows(noise.len()).position(|window| window == noise)?;
-            Some((path, bytes, at))
-        })
-        .expect("the noise lies in a pack");
+    let (path, bytes, at) = found(cli.store(), &noise);
     let mut damaged = bytes.clone();
     damaged[at] ^= 1;
     write_over(&path, &damaged);
@@ -452,8 +444,24 @@ fn a_damaged_page_ends_the_machine_that_needs_it() {
     cli.ok(&["exec", "m1", "--", "true"]);
 }
 
+/// 32 bytes of a guest's file, from a multiple of that on.
+pub fn piece(cli: &Cli, file: &str, at: usize) -> Vec<u8> {
+    let piece = cli.shell("m1", &format!("dd if={file} bs=32 skip={} count=1 2>/dev/null | od -An -v -tx1 | tr -d ' \\n'", at / 32));
+    (0..piece.len()).step_by(2).map(|at| u8::from_str_radix(&piece[at..at + 2], 16).unwrap()).collect()
+}
+
+/// The pack that holds these bytes as they are, what is in it, and where they lie.
+pub fn found(store: &Path, wanted: &[u8]) -> (PathBuf, Vec<u8>, usize) {
+    let find = |path: PathBuf| {
+        let bytes = fs::read(&path).unwrap();
+        let at = bytes.windows(wanted.len()).position(|window| window == wanted)?;
+        Some((path, bytes, at))
+    };
+    files(&store.join("packs")).into_iter().find_map(find).expect("they lie in a pack")
+}
+
 /// In place, for a keeper may have it open.
-fn write_over(path: &Path, bytes: &[u8]) {
+pub fn write_over(path: &Path, bytes: &[u8]) {
     let mut permissions = fs::metadata(path).unwrap().permissions();
     permissions.set_mode(0o600);
     fs::set_permissions(path, permissions).unwrap();
