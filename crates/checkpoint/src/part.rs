@@ -56,7 +56,7 @@ pub trait Captured<S: ?Sized>: Send {
 
 /// A machine, a disk, a network or a process group.
 ///
-/// One checkpoint calls, in this order: `prepare`, `catch_up`, `freeze`, `capture`, `thaw`, [`Captured::save`], `settle`. Everything from `freeze` to
+/// One checkpoint calls, in this order: `ready`, `prepare`, `catch_up`, `freeze`, `capture`, `thaw`, [`Captured::save`], `settle`. Everything from `freeze` to
 /// `thaw` is the pause. After any failure, a panic too, `thaw` (if `freeze` was begun) and `settle` are still called.
 pub trait Part<S: ?Sized>: Send {
     /// The name of the part in its experiment.
@@ -67,6 +67,11 @@ pub trait Part<S: ?Sized>: Send {
 
     /// Whether the next checkpoint looks at the content of what it would otherwise take as known. Told before `prepare`.
     fn check_content(&mut self, _check: bool) {}
+
+    /// Whether it can be in a checkpoint at all. All parts are asked before the first one prepares, so that nobody does for nothing what takes long.
+    fn ready(&self) -> Result<(), Failure> {
+        Ok(())
+    }
 
     /// Does ahead of the pause, while the guests run, what makes the pause shorter.
     fn prepare(&mut self, storage: &mut S) -> Result<(), Failure>;

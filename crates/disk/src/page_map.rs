@@ -20,7 +20,8 @@ use fermata_vhost::WriteWatch;
 use std::{
     collections::HashMap,
     ops::Range,
-    sync::{Mutex, MutexGuard},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Mutex,
 };
 
 /// Neighbouring pages and neighbouring blocks.
@@ -38,7 +39,7 @@ impl Run {
 }
 
 /// A transfer under way.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Transfer(u64);
 
 /// The map of one machine, over all its disks.
@@ -88,92 +89,96 @@ impl PageMap {
 
     /// Pages that were written through QEMU, or that somebody else wrote to: they equal no block any more.
     pub fn forget(&self, pages: &PageSet) {
-        let mut state = self.state();
-        pages.iter().for_each(|page| state.forget(page));
+        self.with(|state| pages.iter().for_each(|page| state.forget(page)));
     }
 
     /// The same for neighbouring pages.
     pub fn forget_stretch(&self, pages: Range<PageNumber>) {
-        let mut state = self.state();
-        pages.for_each(|page| state.forget(page));
+        self.with(|state| pages.for_each(|page| state.forget(page)));
     }
 
     /// Forgets everything.
     pub fn clear(&self) {
-        let mut state = self.state();
-        state.entries.fill(EMPTY);
-        state.blocks.clear();
-        state.under_way.values_mut().for_each(|under_way| under_way.by = None);
+        self.with(|state| {
+            state.entries.fill(EMPTY);
+            state.blocks.clear();
+            state.under_way.values_mut().for_each(|under_way| under_way.by = None);
+        });
     }
 
     /// Those of the pages that equal a block, in order.
     pub fn find(&self, pages: &PageSet) -> Vec<Mapped> {
-        let state = self.state();
-        pages.iter().filter_map(|page| state.get(page)).collect()
+        self.with(|state| pages.iter().filter_map(|page| state.get(page)).collect())
     }
 
     /// Leaves in the list what is still so. Returns the other pages; they may equal other blocks now.
     pub fn keep(&self, known: &mut Vec<Mapped>) -> PageSet {
-        let state = self.state();
-        let mut gone = PageSet::new();
-        known.retain(|mapped| {
-            let still = state.get(mapped.page) == Some(*mapped);
-            if !still {
-                gone.insert(mapped.page);
-            }
-            still
-        });
-        gone
+        let still: Vec<_> = self.with(|state| known.iter().map(|mapped| state.get(mapped.page) == Some(*mapped)).collect());
+        let mut still = still.into_iter();
+        known.extract_if(.., |_| !still.next().unwrap_or(false)).map(|mapped| mapped.page).collect()
     }
 
     /// Begins a transfer of these pages.
     pub(crate) fn begin(&self, runs: &[Run]) -> Transfer {
-        let mut state = self.state();
-        state.transfers += 1;
-        let transfer = state.transfers;
-        for page in runs.iter().flat_map(Run::pages) {
-            state.unlink(page);
-            let under_way = state.under_way.entry(page).or_insert(UnderWay { count: 0, by: Some(transfer) });
-            under_way.count += 1;
-            if under_way.count > 1 {
-                under_way.by = None;
+        self.with(|state| {
+            state.transfers += 1;
+            let transfer = state.transfers;
+            for page in runs.iter().flat_map(Run::pages) {
+                state.unlink(page);
+                let under_way = state.under_way.entry(page).or_insert(UnderWay { count: 0, by: Some(transfer) });
+                under_way.count += 1;
+                if under_way.count > 1 {
+                    under_way.by = None;
+                }
             }
-        }
-        Transfer(transfer)
+            Transfer(transfer)
+        })
     }
 
     /// Ends a transfer. If it was done well, `disk` tells with which disk: from now on its pages equal its blocks.
     pub(crate) fn finish(&self, transfer: Transfer, runs: &[Run], disk: Option<u32>) {
-        let mut state = self.state();
-        for run in runs {
-            for (page, block) in run.pages().zip(run.block..) {
-                let Some(under_way) = state.under_way.get_mut(&page) else { continue };
-                let undisturbed = under_way.by == Some(transfer.0);
-                under_way.count -= 1;
-                if under_way.count == 0 {
-                    state.under_way.remove(&page);
-                }
-                if let Some(disk) = disk.filter(|_| undisturbed) {
-                    state.link(page, disk, block);
+        self.with(|state| {
+            for run in runs {
+                for (page, block) in run.pages().zip(run.block..) {
+                    let Some(under_way) = state.under_way.get_mut(&page) else { continue };
+                    let undisturbed = under_way.by == Some(transfer.0);
+                    under_way.count -= 1;
+                    if under_way.count == 0 {
+                        state.under_way.remove(&page);
+                    }
+                    if let Some(disk) = disk.filter(|_| undisturbed) {
+                        state.link(page, disk, block);
+                    }
                 }
             }
-        }
+        });
     }
 
     /// These blocks of a disk are about to hold something else, or just began to: no page equals them.
     pub(crate) fn block_changes(&self, disk: u32, blocks: Range<PageNumber>) {
-        let mut state = self.state();
-        if blocks.len() <= state.blocks.len() {
-            blocks.for_each(|block| state.forget_block((disk, block)));
-        } else {
-            let gone: Vec<_> = state.blocks.keys().copied().filter(|(of, block)| *of == disk && blocks.contains(block)).collect();
-            gone.into_iter().for_each(|place| state.forget_block(place));
-        }
+        self.with(|state| {
+            if blocks.len() <= state.blocks.len() {
+                blocks.for_each(|block| state.forget_block((disk, block)));
+            } else {
+                let gone: Vec<_> = state.blocks.keys().copied().filter(|(of, block)| *of == disk && blocks.contains(block)).collect();
+                gone.into_iter().for_each(|place| state.forget_block(place));
+            }
+        });
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // A panic in between would leave links that lead astray.
-        self.0.lock().expect("nobody panics with the lock")
+    /// Does something with the map, unless it is off.
+    ///
+    /// A panic here may leave links that lead astray, and turns the map off: from then on it knows nothing and learns nothing. It only saves work, so the disk
+    /// serves on without. To begin anew with an empty one would not do, for nobody would know what is under way.
+    fn with<T: Default>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+        let Ok(mut state) = self.0.lock() else { return T::default() };
+        // The lock goes along, so that the panic spoils it.
+        catch_unwind(AssertUnwindSafe(move || work(&mut state))).unwrap_or_else(|_| {
+            tracing::error!(
+                "the page map panicked, which is a fault of Fermata's: it is off, and checkpoints look at every page that was written"
+            );
+            T::default()
+        })
     }
 }
 

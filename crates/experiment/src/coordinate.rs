@@ -154,8 +154,7 @@ pub(crate) fn take<S: Storage>(
             Step::Prepare(of) => {
                 let result =
                     prepare(parts, of, &mut writer, &mut prepared, &mut stored).and_then(|()| wait_for(parts, of, manner.at, clock));
-                seen(Moment::Prepared);
-                result
+                result.and(besides("the experiment", "prepare", || seen(Moment::Prepared)))
             }
             Step::Freeze(of) => {
                 watch.get_or_insert_with(Stopwatch::start);
@@ -163,16 +162,16 @@ pub(crate) fn take<S: Storage>(
                 let machines = are_machines(parts, of);
                 let told = network(machines, "freeze", || clock.machines_stop());
                 let result = phase(parts, of, Phase::Freeze, manner, |part| part.freeze());
-                result.and(told).and(network(machines, "freeze", || clock.machines_stand()))
+                let stand = network(machines, "freeze", || clock.machines_stand());
+                result.and(told).and(stand)
             }
             Step::Capture(of) => {
                 let result = phase(parts, of, Phase::Capture, manner, |part| {
                     captured.push(part.capture()?);
                     Ok(())
                 });
-                seen(Moment::Frozen);
                 times = parts.iter().filter_map(|part| part.time()).collect();
-                result
+                result.and(besides("the experiment", "capture", || seen(Moment::Frozen)))
             }
             Step::Thaw(of) => {
                 let begun = monotonic();
@@ -210,14 +209,16 @@ fn are_machines<S>(parts: &Parts<S>, of: &[usize]) -> bool {
 
 /// What the network has to do when machines stop and go on, if they do. It must not take them along.
 fn network(machines: bool, phase: &'static str, work: impl FnOnce()) -> Result<(), PartFailure> {
-    if !machines {
-        return Ok(());
-    }
+    if machines { besides("the network", phase, work) } else { Ok(()) }
+}
+
+/// What somebody has to do besides the parts.
+fn besides(who: &str, phase: &'static str, work: impl FnOnce()) -> Result<(), PartFailure> {
     let work = || {
         work();
         Ok(())
     };
-    contained(work).map_err(|cause| PartFailure { part: "the network".to_owned(), phase, cause, others: Vec::new() })
+    contained(work).map_err(|cause| PartFailure { part: who.to_owned(), phase, cause, others: Vec::new() })
 }
 
 /// The machines that went on after `begun`.
@@ -237,17 +238,21 @@ fn go_on(clock: &GuestClock, ran: bool, times: &[VirtualTime]) {
 }
 
 /// Has a part do something. One that panics is from then on a [`Lost`] one.
-fn ask<S: 'static, T>(
+fn ask<S: 'static>(
     parts: &mut Parts<S>,
     index: usize,
-    work: impl FnOnce(&mut Box<dyn Part<S>>) -> Result<T, Failure>,
-) -> Result<T, Failure> {
+    work: impl FnOnce(&mut Box<dyn Part<S>>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let result = contained(|| work(&mut parts[index]));
-    if result.as_ref().is_err_and(|cause| cause.is::<Panicked>()) {
+    if has_panicked(&result) {
         let part = parts.remove(index);
         parts.insert(index, Box::new(Lost(part)));
     }
     result
+}
+
+fn has_panicked(result: &Result<(), Failure>) -> bool {
+    result.as_ref().is_err_and(|cause| cause.is::<Panicked>())
 }
 
 fn prepare<S: Storage>(
@@ -257,6 +262,7 @@ fn prepare<S: Storage>(
     prepared: &mut BTreeMap<String, Duration>,
     stored: &mut BTreeMap<String, u64>,
 ) -> Result<(), PartFailure> {
+    each(parts, of, "prepare", |part| part.ready())?;
     each(parts, of, "prepare", |part| {
         let (watch, before) = (Stopwatch::start(), writer.stored_bytes()?);
         let result = part.prepare(writer);
@@ -332,12 +338,28 @@ fn phase<S: 'static>(
             begun.push(ask(parts, *index, |part| part.begin(phase).and_then(|()| if ahead { part.begin_ahead() } else { Ok(()) })));
         }
         for ((_, index), begun) in group.iter().zip(begun) {
-            if let Err(cause) = begun.and_then(|()| ask(parts, *index, &mut finish)) {
+            let result = begun.and_then(|()| ask(parts, *index, &mut finish));
+            if phase == Phase::Thaw && has_panicked(&result) {
+                go_on_anyway(parts, *index);
+            }
+            if let Err(cause) = result {
                 failures.push((parts[*index].name().to_owned(), cause));
             }
         }
     }
     all_of(name_of(phase), failures)
+}
+
+/// Has a part that panicked on its way try once more from the start: what it did not come to then would leave a guest standing for good. That it panicked
+/// has failed the checkpoint already.
+fn go_on_anyway<S: 'static>(parts: &mut Parts<S>, index: usize) {
+    let result = ask(parts, index, |part| {
+        part.begin(Phase::Thaw)?;
+        part.thaw()
+    });
+    if let Err(cause) = result {
+        tracing::error!("{} panicked when it was to go on, and did not the second time either: {cause}", parts[index].name());
+    }
 }
 
 fn name_of(phase: Phase) -> &'static str {
@@ -454,8 +476,12 @@ impl<S> Part<S> for Lost<S> {
         self.0.kind()
     }
 
-    fn prepare(&mut self, _: &mut S) -> Result<(), Failure> {
+    fn ready(&self) -> Result<(), Failure> {
         Err("it panicked in an earlier checkpoint: `fermata goto ID` brings it back".into())
+    }
+
+    fn prepare(&mut self, _: &mut S) -> Result<(), Failure> {
+        self.ready()
     }
 
     fn begin(&mut self, phase: Phase) -> Result<(), Failure> {
@@ -468,6 +494,11 @@ impl<S> Part<S> for Lost<S> {
 
     fn capture(&mut self) -> Result<Box<dyn Captured<S>>, Failure> {
         Err(Panicked.into())
+    }
+
+    /// If it was captured before it panicked, it goes on in the order of the others.
+    fn time(&self) -> Option<VirtualTime> {
+        self.0.time()
     }
 
     fn thaw(&mut self) -> Result<(), Failure> {
@@ -483,10 +514,16 @@ impl<S> Part<S> for Lost<S> {
     }
 }
 
-/// Tells every part how the checkpoint ended: what was kept of each, if it is permanent.
-fn settle<S>(parts: &mut Parts<S>, saved: Option<&[Saved]>) {
-    for (index, part) in parts.iter_mut().enumerate() {
-        part.settle(saved.map_or(Outcome::Aborted, |saved| Outcome::Permanent(&saved[index].state)));
+/// Tells every part how the checkpoint ended: what was kept of each, if it is permanent. One that panics is lost, and keeps nobody from being told.
+fn settle<S: 'static>(parts: &mut Parts<S>, saved: Option<&[Saved]>) {
+    for index in 0..parts.len() {
+        let told = ask(parts, index, |part| {
+            part.settle(saved.map_or(Outcome::Aborted, |saved| Outcome::Permanent(&saved[index].state)));
+            Ok(())
+        });
+        if let Err(cause) = told {
+            tracing::error!("{} was to learn how a checkpoint ended: {cause}", parts[index].name());
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use fermata_linux::clock::monotonic;
 use fermata_net::Fabric;
 use fermata_types::VirtualTime;
 use std::{
-    sync::{Arc, Mutex, MutexGuard, OnceLock},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -90,13 +90,14 @@ impl GuestClock {
         if let Some(network) = self.network.get().filter(|network| !network.clock().runs()) {
             let clock = network.clock();
             let (stopping, now) = (clock.instant()..=clock.now(), monotonic());
-            let going = self.pace.lock().expect("nobody panics with the lock").go_on(&stopping, machines, now);
+            // Like the hands it is changed in one go, so that a panic leaves it whole.
+            let going = self.pace.lock().unwrap_or_else(PoisonError::into_inner).go_on(&stopping, machines, now);
             network.machines_run(going.at, now, going.later);
         }
     }
 
     fn hands(&self) -> MutexGuard<'_, Hands> {
-        self.hands.lock().expect("nobody panics with the lock")
+        self.hands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{
 use fermata_types::VirtualTime;
 use std::{
     collections::VecDeque,
-    sync::{Arc, Condvar, Mutex, MutexGuard, Weak},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
@@ -73,7 +73,7 @@ impl Capture {
     /// What the file goes on with: as many blocks as are there, after waiting so long for the first. Empty if there is none. Where frames were missed, it says so.
     pub fn read(&self, wait: Duration) -> Vec<u8> {
         let nothing = |queue: &mut Queue| queue.frames.is_empty() && queue.wanted != Some(0);
-        let (mut queue, _) = self.noted.wait_timeout_while(self.queue(), wait, nothing).expect("nobody panics with the lock");
+        let (mut queue, _) = self.noted.wait_timeout_while(self.queue(), wait, nothing).unwrap_or_else(PoisonError::into_inner);
         let mut noted = Vec::new();
         let mut bytes = 0;
         while bytes < READ_BYTES
@@ -98,9 +98,9 @@ impl Capture {
         noted.iter().map(packet).chain(missed).collect::<Vec<_>>().concat()
     }
 
-    /// Whether it has all the frames that were wanted.
+    /// Whether it has all the frames that were wanted, or gets no more since its reader panicked.
     pub fn is_full(&self) -> bool {
-        self.queue().wanted == Some(0)
+        self.queue.is_poisoned() || self.queue().wanted == Some(0)
     }
 
     /// How the file ends: what became of the frames of each interface.
@@ -111,7 +111,8 @@ impl Capture {
     }
 
     fn note(&self, interface: u32, at: VirtualTime, way: Way, frame: &[u8]) {
-        let mut queue = self.queue();
+        // It has to do without a capture in which somebody panicked: with the network's own locks held, nobody may panic in turn.
+        let Ok(mut queue) = self.queue.lock() else { return };
         if queue.wanted == Some(0) {
             return;
         }
@@ -128,7 +129,7 @@ impl Capture {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().expect("nobody panics with the lock")
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -6,7 +6,7 @@
 
 use fermata_types::VirtualTime;
 use std::{
-    sync::{Mutex, MutexGuard},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -121,7 +121,8 @@ impl Clock {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nobody panics with the lock")
+        // It is changed in one go, so that a panic leaves a whole one.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

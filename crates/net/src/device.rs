@@ -10,7 +10,7 @@ use fermata_vhost::{Absent, Backend, Chain, Device, GuestRam, Handled, Link, Pie
 use std::{
     fmt::Display,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -93,7 +93,7 @@ impl Backend for Nic {
 
 impl Plug {
     fn set_link(&self, link: Option<Arc<Link>>) {
-        *self.link.lock().expect("nobody panics with the lock") = link;
+        *self.link.lock().unwrap_or_else(PoisonError::into_inner) = link;
     }
 }
 

@@ -29,7 +29,7 @@ use std::{
     io::{self, Write},
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
@@ -40,6 +40,9 @@ pub use crate::device::Trouble;
 
 /// Captures of one network at a time.
 pub const CAPTURES_MAX: usize = 16;
+
+/// Of a network whose state may be half changed.
+const LOST: &str = "it panicked, which is a fault of Fermata's: the keeper's log tells more";
 
 /// How an interface is served.
 pub struct NicOptions {
@@ -172,6 +175,9 @@ impl Fabric {
         if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
             return Some("its thread has ended: the keeper's log tells more".into());
         }
+        if self.shared.state.is_poisoned() {
+            return Some(LOST.into());
+        }
         self.servers.iter().find_map(|server| server.running().failure())
     }
 
@@ -180,21 +186,27 @@ impl Fabric {
         &self.shared.clock
     }
 
-    /// From now on hands nothing over. What guests send is still taken. Returns whether it was so before.
+    /// From now on hands nothing over. What guests send is still taken. Returns whether it was so before, as it is for good after a
+    /// [`failure`](Self::failure) that was a panic.
     pub fn freeze(&self) -> bool {
-        std::mem::replace(&mut self.shared.state().frozen, true)
+        self.shared.state().is_none_or(|mut state| std::mem::replace(&mut state.frozen, true))
     }
 
     /// The network as it is, with all that guests were told is sent. To be called while it is frozen and the machines stand still.
+    ///
+    /// # Panics
+    /// After a panic of its own there is none: [`failure`](Self::failure) tells.
     pub fn snapshot(&self) -> Snapshot {
         self.shared.snapshot()
     }
 
     /// All machines stand still, and so does the clock.
     pub fn machines_stand(&self) {
-        let mut state = self.shared.state();
+        let state = self.shared.state();
         self.shared.clock.stop();
-        self.shared.take_in(&mut state);
+        if let Some(mut state) = state {
+            self.shared.take_in(&mut state);
+        }
     }
 
     /// The machines have all gone on. The clock is `at` at this time of the host, and what is on its way is due so many nanoseconds later, or
@@ -202,7 +214,9 @@ impl Fabric {
     pub fn machines_run(&self, at: VirtualTime, host: Duration, later: i64) {
         let mut state = self.shared.state();
         let mut inbox = self.shared.inbox();
-        state.world.shift(later);
+        if let Some(state) = &mut state {
+            state.world.shift(later);
+        }
         self.shared.clock.go_on(at, host);
         // They are from machines that went on before the others, while the clock stood.
         inbox.sent.iter_mut().for_each(|sent| sent.at = self.shared.clock.at(sent.host));
@@ -216,10 +230,10 @@ impl Fabric {
     /// Puts another state into a frozen network. Its clock stands at that instant.
     ///
     /// # Panics
-    /// If it is a network of other interfaces.
+    /// If it is a network of other interfaces, or one that has panicked.
     pub fn restore(&self, snapshot: Snapshot) {
         assert_eq!(snapshot.listening.len(), self.shared.plugs.len(), "a network of as many interfaces");
-        let mut state = self.shared.state();
+        let mut state = self.shared.state().expect(LOST);
         let mut inbox = self.shared.inbox();
         inbox.sent.clear();
         inbox.noted = VirtualTime::default();
@@ -267,7 +281,7 @@ impl Fabric {
     /// No such interface, or a value that cannot be. Then nothing was changed.
     pub fn change(&self, interface: InterfaceId, change: &Change) -> Result<(), TopologyError> {
         let now = self.shared.clock.now();
-        let mut state = self.shared.state();
+        let Some(mut state) = self.shared.state() else { return Err(TopologyError(format!("the network is served no more: {LOST}"))) };
         self.shared.take_in(&mut state);
         state.world.set(now, interface, change)?;
         drop(state);
@@ -277,7 +291,8 @@ impl Fabric {
 
     /// Looks at the network as it is now.
     pub fn look<R>(&self, with: impl FnOnce(&World) -> R) -> R {
-        with(&self.shared.state().world)
+        // However half done it may be, who only looks may, and there is nothing else to see.
+        with(&self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).world)
     }
 }
 
@@ -311,12 +326,15 @@ impl Shared {
         &self.plugs[interface.index()]
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nobody panics with the lock")
+    /// None after a panic with the lock: what is half done may be a frame lost or doubled. So nobody touches it any more, and the network stands still
+    /// until there is another one. Nobody panics for it either: whoever stops the network or leaves it is on the way to that other one.
+    fn state(&self) -> Option<MutexGuard<'_, State>> {
+        self.state.lock().ok()
     }
 
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().expect("nobody panics with the lock")
+        // Each frame is put there in one go. Whoever panicked noting it was a worker or had the world's lock, and those tell of it.
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes what a guest sends, now. It is seen by the next turn.
@@ -341,14 +359,16 @@ impl Shared {
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let mut state = self.state();
+        let mut state = self.state().expect(LOST);
         self.take_in(&mut state);
         Snapshot { world: state.world.clone(), listening: state.listening.clone(), at: self.clock.instant() }
     }
 
     pub(crate) fn thaw(&self) {
         self.clock.start();
-        self.state().frozen = false;
+        if let Some(mut state) = self.state() {
+            state.frozen = false;
+        }
         self.turn(None);
     }
 
@@ -359,7 +379,7 @@ impl Shared {
 
     /// Does what there is to do now. The guest of `retry` may have buffers again.
     pub(crate) fn turn(&self, retry: Option<InterfaceId>) {
-        let mut state = self.state();
+        let Some(mut state) = self.state() else { return };
         self.take_in(&mut state);
         if let Some(interface) = retry {
             state.world.retry(interface);
@@ -381,7 +401,7 @@ impl Shared {
     /// Hands a frame to a guest. False if it has to wait.
     fn hand_over(&self, to: InterfaceId, frame: &[u8], listening: &mut [bool], receiver: &mut Receiver) -> bool {
         let Plug { link, trouble } = self.plug(to);
-        let link = link.lock().expect("nobody panics with the lock").clone();
+        let link = link.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let lay = |ram: &GuestRam, chain: Chain<'_>| {
             let laid = receiver.lay(ram, chain, frame, trouble);
             if laid.as_ref().is_ok_and(|bytes| *bytes > 0) {

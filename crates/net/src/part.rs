@@ -50,6 +50,15 @@ impl<S> NetworkPart<S> {
     pub fn new(name: impl Into<String>, fabric: Arc<Fabric>, put: fn(&mut S, &[u8]) -> Result<BlobName, Failure>) -> Self {
         Self { name: name.into(), fabric, put, at_work: false }
     }
+
+    fn served(&self) -> Result<(), Failure> {
+        match self.fabric.failure() {
+            Some(failure) => {
+                Err(format!("the network is served no more ({failure}): `fermata goto` the last checkpoint brings it back").into())
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 struct CapturedNetwork<S> {
@@ -82,18 +91,18 @@ impl<S: 'static> Part<S> for NetworkPart<S> {
         PartKind::Network
     }
 
+    fn ready(&self) -> Result<(), Failure> {
+        self.served()
+    }
+
     fn prepare(&mut self, _storage: &mut S) -> Result<(), Failure> {
-        match self.fabric.failure() {
-            Some(failure) => {
-                Err(format!("the network is served no more ({failure}): `fermata goto` the last checkpoint brings it back").into())
-            }
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     fn freeze(&mut self) -> Result<(), Failure> {
         self.at_work = !self.fabric.freeze();
-        Ok(())
+        // It may have failed since it was ready.
+        self.served()
     }
 
     fn capture(&mut self) -> Result<Box<dyn Captured<S>>, Failure> {

@@ -239,7 +239,7 @@ const NAME_MAX: usize = 64;
 /// What is wrong with a topology.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct TopologyError(String);
+pub struct TopologyError(pub(crate) String);
 
 impl TopologyError {
     pub(crate) fn no_interface(id: InterfaceId) -> Self {

@@ -277,6 +277,38 @@ fn a_capture_has_what_goes_through_its_interfaces_and_goes_on_elsewhere() {
     assert_eq!(begun, [vec![true; CAPTURES_MAX - 1], vec![false]].concat(), "places of those that ended are free");
 }
 
+#[test]
+fn a_network_that_panicked_can_be_left() {
+    let topology = pair(Shape::default());
+    let bench = Bench::new(&topology);
+    let (mut a, mut b) = (bench.guest(0), bench.guest(1));
+    let capture = Arc::new(Capture::new(topology.interfaces.clone(), None));
+    assert!(bench.fabric.capture(&capture, None));
+    let panic = || bench.fabric.look(|_| std::panic::resume_unwind(Box::new("with the lock")));
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panic)).is_err());
+    assert!(bench.fabric.failure().is_some());
+    // Guests go on, but for one another.
+    b.lay(16);
+    a.send(&[frame(1, 0, 1, 60)]);
+    assert!(b.hears_nothing());
+    assert!(bench.fabric.change(InterfaceId(0), &Change::default()).is_err());
+    // As on the way to another one, or back if there is none.
+    assert!(bench.fabric.freeze());
+    bench.fabric.clock().stopping();
+    bench.fabric.machines_stand();
+    let later = Bench::frozen(&topology, None);
+    later.fabric.share_captures(&bench.fabric);
+    bench.fabric.machines_run(bench.fabric.clock().now(), monotonic(), 0);
+    bench.fabric.thaw();
+    drop(bench);
+    later.fabric.thaw();
+    let (mut a, mut b) = (later.guest(0), later.guest(1));
+    b.lay(16);
+    a.send(&[frame(1, 0, 2, 60)]);
+    assert_eq!(b.receive(1), [frame(1, 0, 2, 60)]);
+    assert!(later.fabric.feeds(&capture) && later.fabric.failure().is_none());
+}
+
 /// QEMU enables the rings before it says which features it takes. QEMU 7 waits for no answer, QEMU 10 does.
 #[test]
 fn whoever_waits_for_an_answer_gets_one() {

@@ -213,12 +213,17 @@ impl Inner {
             return;
         }
         let inner = self.clone();
-        std::thread::spawn(move || {
+        let settle = move || {
             if let Err(error) = inner.index.settle() {
                 tracing::warn!("fresh entries of the index stay apart for now: {error}");
             }
             inner.settling.store(false, Ordering::Relaxed);
-        });
+        };
+        // Called when a checkpoint is permanent: nothing may fail any more, nor panic.
+        if let Err(error) = std::thread::Builder::new().spawn(settle) {
+            tracing::warn!("fresh entries of the index stay apart for now, for want of a thread: {error}");
+            self.settling.store(false, Ordering::Relaxed);
+        }
     }
 
     pub fn shelf(&self) -> PathBuf {

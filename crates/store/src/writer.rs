@@ -252,7 +252,7 @@ impl Writer {
     /// Makes the checkpoint durable and moves its branch to it: first the pack, then in one transaction index, record and ref.
     ///
     /// Refused if the branch exists and its head is not `record.parent`, and if the record does not list a golden image that a page was found
-    /// in. When this fails, nothing of the checkpoint is visible.
+    /// in. When this fails, nothing of the checkpoint is visible; what goes wrong once it is permanent is no failure.
     pub fn commit(self, record: &Record) -> Result<CheckpointId> {
         Ok(self.commit_held(record)?.id())
     }
@@ -276,6 +276,7 @@ impl Writer {
         let hold = Hold::ahead(&self.store, id)?;
         let published = self.builder.publish(&id, &bytes, &inner.shelf())?;
         let nodes = self.nodes;
+        let mut entered = false;
         let committed = inner.index.write(|write| {
             check_parent(&inner, write, &reference, record)?;
             // A collection removes packs that nothing names, and does so under this lock.
@@ -283,15 +284,22 @@ impl Writer {
             let is_full = |name: &NodeName| nodes.get(name).is_some_and(|node| node.base.is_none());
             add_objects(&inner.index, write, &published, |name| if is_full(name) { Form::Full } else { Form::Delta })?;
             inner.index.put(write, &inner.index.records, id.as_bytes(), &bytes)?;
-            inner.index.put(write, &inner.index.refs, &reference, id.as_bytes())
+            inner.index.put(write, &inner.index.refs, &reference, id.as_bytes())?;
+            entered = true;
+            Ok(())
         });
         if let Err(error) = committed {
             let seen = inner.index.read().and_then(|read| Ok(inner.index.get(&read, &inner.index.records, id.as_bytes())?.is_some()));
-            if let Ok(false) = seen {
-                // Nothing names this pack, and on a full disk its space is needed.
-                let _ = inner.medium.remove(&published.path);
+            match seen {
+                // Others see it already. Parts that were told that it was dropped would owe to the next one what this one has, upon another base.
+                Ok(true) if entered => tracing::warn!("checkpoint {} is permanent, though its commit failed: {error}", id.short()),
+                Ok(false) => {
+                    // Nothing names this pack, and on a full disk its space is needed.
+                    let _ = inner.medium.remove(&published.path);
+                    return Err(error);
+                }
+                Ok(true) | Err(_) => return Err(error),
             }
-            return Err(error);
         }
         nodes.into_iter().for_each(|(name, node)| inner.nodes.insert(name, node));
         inner.settle_soon();

@@ -9,6 +9,7 @@ use fermata_tracker::WriteLog;
 use fermata_types::{PAGE_SIZE, PageNumber};
 use std::{
     ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -61,14 +62,25 @@ impl Fate {
         if memory_gone || self.child.ended().is_some() || self.ending.load(Ordering::Acquire) {
             return;
         }
-        tracing::error!("page {page} cannot be served, ending the machine: {error}");
-        *self.failure.lock().expect("nobody panics with the lock") = Some(format!("page {page} could not be restored: {error}"));
+        self.end(format!("page {page} could not be restored: {error}"));
+    }
+
+    fn end(&self, why: String) {
+        tracing::error!("ending the machine: {why}");
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
         self.child.kill();
+    }
+
+    /// Does what the guest waits for. If that panics nobody does it any more, and the guest would wait for ever.
+    fn ends_with(&self, serve: impl FnOnce()) {
+        if catch_unwind(AssertUnwindSafe(serve)).is_err() && !self.ending.load(Ordering::Acquire) {
+            self.end("whoever serves its pages panicked, which is a fault of Fermata's: the keeper's log tells more".to_owned());
+        }
     }
 
     /// Why it was ended, if it was.
     pub fn failure(&self) -> Option<String> {
-        self.failure.lock().expect("nobody panics with the lock").clone()
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -146,7 +158,7 @@ impl FaultServer {
         let served = memory.clone();
         let serve = move || {
             priority::answer_soon();
-            served.serve();
+            served.fate.ends_with(|| served.serve());
         };
         Self { memory, thread: Some(std::thread::spawn(serve)) }
     }

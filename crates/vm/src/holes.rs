@@ -24,7 +24,7 @@ use std::{
     io::{self, Read, Write},
     ops::Range,
     os::unix::net::UnixStream,
-    sync::{Arc, RwLock, RwLockReadGuard},
+    sync::{Arc, Mutex, RwLock, RwLockReadGuard},
     thread::JoinHandle,
     time::Duration,
 };
@@ -38,34 +38,36 @@ const FAILED: i32 = 5;
 
 /// The holes of one machine.
 #[derive(Debug, Default)]
-pub(crate) struct Holes(RwLock<State>);
+pub(crate) struct Holes {
+    state: RwLock<State>,
+    /// Became holes since this was last asked. A pause asks, and must not wait for the other lock: who holds that may be a thread that goes last.
+    written: Mutex<PageSet>,
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
     /// Were holes once.
     ever: PageSet,
-    /// Became holes since this was last asked.
-    written: PageSet,
 }
 
 impl Holes {
     /// As long as this is held, no hole is punched.
     pub fn shut(&self) -> RwLockReadGuard<'_, State> {
-        self.0.read().expect("nobody panics with the lock")
+        self.state.read().expect("nobody panics with the lock")
     }
 
     /// Pages that were punched since the last call.
     pub fn take_written(&self) -> PageSet {
-        std::mem::take(&mut self.0.write().expect("nobody panics with the lock").written)
+        std::mem::take(&mut self.written.lock().expect("nobody panics with the lock"))
     }
 
     fn punch(&self, ram: &MemoryFile, pages: Range<PageNumber>) -> io::Result<()> {
-        let mut state = self.0.write().expect("nobody panics with the lock");
+        let mut state = self.state.write().expect("nobody panics with the lock");
         let bytes = |page: PageNumber| u64::from(page) * PAGE_SIZE as u64;
         let punched = ram.punch(bytes(pages.start)..bytes(pages.end));
         // It may have failed half way.
         state.ever.insert_range(pages.clone());
-        state.written.insert_range(pages);
+        self.written.lock().expect("nobody panics with the lock").insert_range(pages);
         punched
     }
 }

@@ -285,12 +285,15 @@ impl MachinePart {
         if let Some(asked) = self.saving.take() {
             self.machine.forget_device_state(asked);
         }
-        if std::mem::replace(&mut self.before, Status::Paused) != Status::Running {
+        if self.before != Status::Running {
+            self.before = Status::Paused;
             self.machine.hold(false);
             return Ok(());
         }
         let watch = Stopwatch::start();
         let asked = self.machine.begin_run();
+        // Not before: if we panic on the way there, we are called once more.
+        self.before = Status::Paused;
         if self.silent {
             self.machine.hold(false);
             asked.map(|asked| self.machine.forget_run(asked)).unwrap_or_default();

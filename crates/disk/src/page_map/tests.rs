@@ -113,7 +113,7 @@ proptest! {
             before = found;
         }
         // Links lead to every page of a block, and nothing is left of those that went.
-        let state = map.state();
+        let state = map.0.lock().unwrap();
         let mut linked = 0;
         for (place, first) in &state.blocks {
             let mut page = *first;
@@ -145,4 +145,28 @@ fn two_pages_of_a_block_go_when_a_third_is_written_to_it() {
     assert_eq!(map.find(&(0..10).collect()).len(), 2);
     transfer(2, 16, true);
     assert_eq!(map.find(&(0..10).collect()), [Mapped { page: 2, disk: 0, block: 16 }]);
+}
+
+#[test]
+fn a_map_that_panicked_is_not_believed_and_nobody_stops_for_it() {
+    let map = PageMap::new();
+    let (known, under_way) = ([Run { page: 1, block: 16, count: 2 }], [Run { page: 5, block: 20, count: 1 }]);
+    map.finish(map.begin(&known), &known, Some(0));
+    let all = (0..10).collect();
+    let mut list = map.find(&all);
+    assert_eq!(list.len(), 2);
+    let transfer = map.begin(&under_way);
+    // A link that leads astray, as a panic at a worse place would leave it, is one over which the next that goes that way panics.
+    map.0.lock().unwrap().entries[1].next = 1 << 20;
+    map.forget(&PageSet::from_iter([1]));
+    assert!(map.find(&all).is_empty());
+    assert_eq!(map.keep(&mut list), PageSet::from_iter([1, 2]));
+    assert!(list.is_empty());
+    // What the disk does goes on, and nothing is learned from it.
+    map.finish(transfer, &under_way, Some(0));
+    map.finish(map.begin(&known), &known, Some(0));
+    map.block_changes(0, 16..18);
+    map.forget_stretch(0..4);
+    map.clear();
+    assert!(map.find(&all).is_empty());
 }

@@ -24,7 +24,11 @@ enum Fails {
     CatchUp,
     Begin(Phase),
     Finish(Phase),
+    /// It panics before it comes to going on, once.
+    Stuck,
     Save(Ending),
+    /// It panics when it learns how the checkpoint ended.
+    Settle,
 }
 
 /// How storing a part ends that does not succeed.
@@ -57,6 +61,7 @@ const SAVES: [Fails; 4] = [Fails::Never, Fails::Save(Ending::AtOnce), Fails::Sav
 /// What a part was asked, in the order of all parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
+    Prepare(usize),
     Begin(usize, Phase),
     Finish(usize, Phase),
     Save(usize),
@@ -171,6 +176,8 @@ impl Rig {
         }
         assert_eq!(failure.phase, "prepare");
         assert!(failure.to_string().contains("panicked in an earlier checkpoint"), "{failure}");
+        let prepared = self.events.lock().unwrap().iter().any(|event| matches!(event, Event::Prepare(_)));
+        assert!(!prepared, "somebody copied ahead for nothing");
         self.check_settled(false);
         assert!(self.permanent.lock().unwrap().is_empty());
         self.all_write();
@@ -245,6 +252,7 @@ impl Part<()> for Fake {
     }
 
     fn prepare(&mut self, (): &mut ()) -> Result<(), Failure> {
+        self.rig.tell(Event::Prepare(self.index));
         self.unless(Fails::Prepare)
     }
 
@@ -254,6 +262,10 @@ impl Part<()> for Fake {
 
     fn begin(&mut self, phase: Phase) -> Result<(), Failure> {
         self.rig.tell(Event::Begin(self.index, phase));
+        if phase == Phase::Thaw && self.rig.fails()[self.index] == Fails::Stuck {
+            self.rig.fails.lock().unwrap()[self.index] = Fails::Never;
+            resume_unwind(Box::new("a part"));
+        }
         // Whether its freezing succeeded or not, from here on it may stand; and however thawing fails, there is no more to be done than to have tried.
         self.rig.guest(self.index).stands = phase != Phase::Thaw;
         self.unless(Fails::Begin(phase))
@@ -289,7 +301,11 @@ impl Part<()> for Fake {
             Outcome::Permanent(state) => guest.base = from_value(state.details.clone()).expect("it was saved so"),
             Outcome::Aborted => guest.written.extend(taken),
         }
+        drop(guest);
         self.rig.tell(Event::Settle(self.index, matches!(outcome, Outcome::Permanent(_))));
+        if self.rig.fails()[self.index] == Fails::Settle {
+            resume_unwind(Box::new("a part"));
+        }
     }
 }
 
@@ -332,7 +348,10 @@ fn check(fails: [Fails; 4], in_turn: bool, panics: bool) {
             let expected = begun.is_some() && fails_here != Fails::Begin(phase);
             assert_eq!(finished.is_some(), expected, "{fails:?}: {events:?}");
             assert!(finished.is_none_or(|finished| finished > begun.expect("it was begun")));
-            assert!(events.iter().filter(|event| **event == Event::Begin(index, phase)).count() < 2, "{fails:?}: {events:?}");
+            // But for going on, which somebody who panicked tries once more.
+            let tries = if panics && phase == Phase::Thaw { 2 } else { 1 };
+            let begun = events.iter().filter(|event| **event == Event::Begin(index, phase)).count();
+            assert!(begun <= tries, "{fails:?}: {events:?}");
         }
         // Whoever was to be frozen goes on, whatever it or anybody else did.
         let [freeze, thaw] = [Phase::Freeze, Phase::Thaw].map(|phase| at(Event::Begin(index, phase)));
@@ -418,16 +437,72 @@ fn check_saving(kinds: &[PartKind], fails: &[Fails], commit: Commit) {
     rig.the_next_one_is_complete();
 }
 
+/// Who begins a phase, in order.
+fn begin(events: &[Event], phase: Phase) -> Vec<usize> {
+    events.iter().filter_map(|event| if let Event::Begin(part, of) = event { (*of == phase).then_some(*part) } else { None }).collect()
+}
+
 #[test]
 fn who_stands_earliest_goes_on_first_and_the_network_last() {
     let (result, events) = run([Fails::Never; 4], false, false);
     assert!(result.is_ok());
-    let thawed: Vec<_> =
-        events.iter().filter_map(|event| if let Event::Begin(part, Phase::Thaw) = event { Some(*part) } else { None }).collect();
-    assert_eq!(thawed, [1, 2, 0, 3]);
-    let frozen: Vec<_> =
-        events.iter().filter_map(|event| if let Event::Begin(part, Phase::Freeze) = event { Some(*part) } else { None }).collect();
-    assert_eq!(frozen, [3, 0, 2, 1]);
+    assert_eq!(begin(&events, Phase::Thaw), [1, 2, 0, 3]);
+    assert_eq!(begin(&events, Phase::Freeze), [3, 0, 2, 1]);
+}
+
+#[test]
+fn whoever_panicked_when_it_was_captured_goes_on_in_its_turn() {
+    let mut fails = [Fails::Never; 4];
+    fails[0] = Fails::Finish(Phase::Capture);
+    let (result, events) = run(fails, false, true);
+    assert_eq!(result.expect_err("it panicked").phase, "capture");
+    assert_eq!(begin(&events, Phase::Thaw), [1, 2, 0, 3]);
+}
+
+#[test]
+fn whoever_panics_before_it_goes_on_does_all_the_same_and_so_do_the_others() {
+    for stuck in 0..NAMES.len() {
+        let mut fails = [Fails::Never; 4];
+        fails[stuck] = Fails::Stuck;
+        let (rig, _parts) = experiment(&KINDS, &fails, true);
+        let failure = rig.checkpoint(false, Commit::Done).expect_err("it panicked");
+        assert_eq!((failure.part.as_str(), failure.phase), (NAMES[stuck], THAW));
+        rig.check_settled(false);
+        // Fails if anybody stands.
+        rig.all_write();
+        *rig.fails.lock().unwrap() = fails.to_vec();
+        rig.there_is_no_next_one();
+    }
+}
+
+#[test]
+fn whoever_looks_on_and_panics_leaves_nobody_standing() {
+    for at in [Moment::Prepared, Moment::Frozen] {
+        let (rig, parts) = experiment(&KINDS, &[Fails::Never; 4], false);
+        let taken = take(&mut parts.lock().unwrap(), (), Manner::default(), &rig.clock, &mut |moment| {
+            if moment == at {
+                resume_unwind(Box::new("whoever looks on"));
+            }
+        });
+        let failure = taken.err().expect("somebody panicked");
+        assert_eq!(failure.phase, if at == Moment::Prepared { "prepare" } else { "capture" });
+        rig.check_settled(false);
+        rig.the_next_one_is_complete();
+    }
+}
+
+#[test]
+fn whoever_panics_when_it_is_told_the_end_keeps_nobody_else_from_it() {
+    for commit in [Commit::Done, Commit::Refused] {
+        let mut fails = [Fails::Never; 4];
+        fails[0] = Fails::Settle;
+        let (rig, _parts) = experiment(&KINDS, &fails, false);
+        let permanent = rig.checkpoint(false, commit).is_ok();
+        assert_eq!(permanent, matches!(commit, Commit::Done));
+        rig.check_settled(permanent);
+        rig.permanent.lock().unwrap().clear();
+        rig.there_is_no_next_one();
+    }
 }
 
 #[test]

@@ -5,8 +5,37 @@ use super::{
     disk::{Random, lay, tree},
     *,
 };
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const PAGE: usize = 4096;
+
+/// Commits what it is given, and then says that it failed, from `failing` on.
+struct Late {
+    failing: AtomicBool,
+}
+
+impl Medium for Late {
+    fn commit(&self, transaction: heed::RwTxn<'_>) -> heed::Result<()> {
+        transaction.commit()?;
+        if self.failing.load(Ordering::Relaxed) { Err(heed::Error::Io(io::ErrorKind::Other.into())) } else { Ok(()) }
+    }
+}
+
+#[test]
+fn what_fails_after_a_checkpoint_is_permanent_does_not_fail_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let medium = Arc::new(Late { failing: AtomicBool::new(false) });
+    let store = Store::open_on(dir.path(), medium.clone()).unwrap();
+    let first = grow(&store, None, 1).unwrap();
+    medium.failing.store(true, Ordering::Relaxed);
+    let second = grow(&store, Some(first), 2).unwrap();
+    assert_eq!(store.branch("lab", "main").unwrap(), Some(second));
+    // The very same again is refused before it gets so far, though it is seen.
+    assert!(matches!(grow(&store, Some(first), 2), Err(Error::Refused { .. })));
+    medium.failing.store(false, Ordering::Relaxed);
+    grow(&store, Some(second), 3).unwrap();
+    assert_eq!(check(&store), 3);
+}
 
 #[test]
 fn a_commit_torn_anywhere_before_its_end_never_happened() {

@@ -261,3 +261,41 @@ fn nonsense_is_refused() {
     assert_eq!([ask(page, page), ask(BYTES, 0), ask(0, BYTES)], [0; 3]);
     assert_eq!(rig.take(&mut vec![0; PAGES as usize]).len(), u64::from(PAGES));
 }
+
+#[test]
+fn a_pause_does_not_wait_for_whoever_installs_a_page() {
+    let holes = Arc::new(Holes::default());
+    let installing = holes.shut();
+    let (tell, told) = std::sync::mpsc::channel();
+    let asking = thread::spawn({
+        let holes = holes.clone();
+        move || tell.send(holes.take_written())
+    });
+    let answer = told.recv_timeout(Duration::from_secs(60));
+    drop(installing);
+    asking.join().unwrap().unwrap();
+    assert_eq!(answer, Ok(PageSet::new()));
+}
+
+#[test]
+fn a_machine_whose_pages_nobody_serves_any_more_is_ended_and_says_so() {
+    let Some(rig) = Rig::new(Choice::Scan) else { return };
+    // A panic of our own on the way of every page.
+    let panic = || {
+        let _spoiled = rig.memory.holes.state.write().unwrap();
+        std::panic::resume_unwind(Box::new("with the lock"));
+    };
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panic)).is_err());
+    let mapping = rig.mapping.clone();
+    let guest = thread::spawn(move || mapping.read(PAGE_SIZE as u64));
+    let watch = fermata_linux::clock::Stopwatch::start();
+    while rig.memory.fate.child.ended().is_none() {
+        assert!(watch.elapsed() < Duration::from_secs(60), "the guest hangs, and nobody is told");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let failure = rig.memory.fate.failure().expect("it is told why");
+    assert!(failure.contains("panicked"), "{failure}");
+    // Without its userfaultfd the memory is ordinary memory, and the thread ends.
+    drop(rig);
+    guest.join().unwrap();
+}
