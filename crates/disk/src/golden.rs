@@ -3,7 +3,8 @@
 //! Somebody may write to the file all the same, while guests read it. Its bytes have no checksums of their own, so after each read the open file is asked whether
 //! it is still the one that was hashed, and the bytes are given out only then. The kernel sets a file's time before it puts in the bytes of a write, so whoever has
 //! read new bytes sees the new time. What is not seen is a write in the same tick of the kernel's clock (4 ms at most, and less since Linux 6.13) as the one that
-//! finished the image, and a write whose author puts the time back.
+//! finished the image, and a write whose author puts the time back. The latter still shows in a time that nobody can set, the one of the last change of any kind: a checkpoint
+//! that finds another one there reads all of the image again before it takes a block's name for a page.
 
 use crate::{Error, Result};
 use fermata_store::{ImageReader, Progress, is_sealed_json, seal_json};
@@ -18,8 +19,8 @@ use std::{
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     sync::{
-        RwLock,
-        atomic::{AtomicBool, Ordering},
+        Mutex, MutexGuard, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -106,6 +107,17 @@ pub struct Golden {
     content: Content,
     /// The file was seen to differ, and not yet to be as it was.
     differs: AtomicBool,
+    read: Mutex<LastRead>,
+    /// What was read of it last was not what it is to be.
+    is_other: AtomicBool,
+    times_read_again: AtomicU64,
+}
+
+/// When all of an image was read last.
+struct LastRead {
+    /// [`Fingerprint::changed_ns`] of then.
+    changed_ns: i128,
+    id: ImageId,
 }
 
 impl std::fmt::Debug for Golden {
@@ -146,8 +158,11 @@ impl Golden {
         if size == 0 || size > SIZE_MAX {
             return Err(Error::Unsupported { path, what: format!("a disk has 1 byte to 16 TiB, this one {size} bytes") });
         }
-        let mut golden = Self { path, format, size, id: ImageId([0; 32]), fingerprint, content, differs: AtomicBool::new(false) };
+        let read = Mutex::new(LastRead { changed_ns: fingerprint.changed_ns, id: ImageId([0; 32]) });
+        let (differs, is_other) = (AtomicBool::new(false), AtomicBool::new(false));
+        let mut golden = Self { path, format, size, id: ImageId([0; 32]), fingerprint, content, differs, read, is_other, times_read_again: AtomicU64::new(0) };
         golden.id = golden.identify(cache_dir, progress)?;
+        golden.last_read().id = golden.id;
         Ok(golden)
     }
 
@@ -184,12 +199,47 @@ impl Golden {
         Err(Error::Changed { path: self.path.clone(), what: format!("its content is {}, expected {}", self.id.short(), id.short()) })
     }
 
-    /// Fails with [`Error::Changed`] if the file was written to or replaced since it was opened. Does not read the content.
+    /// Fails with [`Error::Changed`] if the file was written to or replaced since it was opened. Reads the content only if something was done to the file that
+    /// may have been a write: it got another name, owner or mode, or its time was set.
     pub fn check_unchanged(&self) -> Result<()> {
         for stat in [rustix::fs::fstat(self.file()), rustix::fs::stat(&self.path)] {
             self.compare(stat)?;
         }
-        Ok(())
+        self.check_content()
+    }
+
+    fn check_content(&self) -> Result<()> {
+        let changed = || -> Result<i128> {
+            let stat = rustix::fs::fstat(self.file()).map_err(|error| Error::io("cannot examine the image", &self.path)(error.into()))?;
+            Ok(Fingerprint::of(&stat).changed_ns)
+        };
+        let mut read = self.last_read();
+        let changed_ns = changed()?;
+        if read.changed_ns != changed_ns {
+            tracing::info!(path = %self.path.display(), "something was done to a golden image: all of it is read again");
+            let id = self.hash(&mut |_| {}).map_err(|source| self.unreadable(source))?;
+            if changed()? != changed_ns {
+                return Err(self.changed("something is being done to it: it changed while it was read".into()));
+            }
+            *read = LastRead { changed_ns, id };
+            self.times_read_again.fetch_add(1, Ordering::SeqCst);
+            self.is_other.store(id != self.id, Ordering::SeqCst);
+        }
+        self.expect(&read.id).map_err(|_| self.other_content())
+    }
+
+    /// How often the image had to be read again. What somebody read of it before the last time may never have been in it, even if all is well now. Waits for nobody.
+    pub fn times_read_again(&self) -> u64 {
+        self.times_read_again.load(Ordering::SeqCst)
+    }
+
+    fn other_content(&self) -> Error {
+        self.changed("it was written to, and its time was set back: its content is another one".into())
+    }
+
+    fn last_read(&self) -> MutexGuard<'_, LastRead> {
+        // Whoever panicked with the lock had not replaced what is in it.
+        self.read.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn file(&self) -> &File {
@@ -245,6 +295,8 @@ impl Golden {
             if !self.differs.swap(true, Ordering::SeqCst) {
                 tracing::warn!(%error, "a golden image in use has changed: what guests read of it ends with an I/O error until it is as it was");
             }
+        } else if self.is_other.load(Ordering::SeqCst) {
+            return Err(self.other_content());
         } else if self.differs.load(Ordering::SeqCst) {
             return Err(self.changed("it was written to, and put back, while it was read".into()));
         }

@@ -155,6 +155,28 @@ fn spoil(path: &Path, at: u64) -> impl FnOnce() + use<> {
 }
 
 #[test]
+fn a_time_that_was_set_back_hides_nothing_from_a_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), &content());
+    let golden = open(&path, dir.path()).unwrap();
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    let modified = file.metadata().unwrap().modified().unwrap();
+    let mut block = [0; 1000];
+    for _ in 0..2 {
+        let put_back = spoil(&path, 5000);
+        file.set_modified(modified).unwrap();
+        let error = golden.check_unchanged().unwrap_err().to_string();
+        assert!(error.contains("its time was set back"), "{error}");
+        // And what is known then, every reader knows.
+        golden.read_at(0, &mut block).unwrap_err();
+        golden.check_unchanged().unwrap_err();
+        put_back();
+        golden.check_unchanged().unwrap();
+        check_content(&golden, &content());
+    }
+}
+
+#[test]
 fn what_was_changed_in_place_is_not_read() {
     let dir = tempfile::tempdir().unwrap();
     let content = content();

@@ -5,20 +5,49 @@ use fermata_disk::{Disk, PageMap};
 use fermata_store::{Class, Writer};
 use fermata_types::{Mapped, PageName, PageSet};
 use fermata_vm::KnownPages;
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 /// The disks of a machine by their numbers in its page map.
 pub(crate) struct Blocks {
     pub map: Arc<PageMap>,
     /// With their names.
-    pub disks: Vec<(String, Arc<Disk>)>,
+    disks: Vec<(String, Arc<Disk>)>,
+    /// How often the images had been read again when the map was last looked at.
+    images_read: AtomicU64,
 }
 
 impl Blocks {
+    pub fn new(map: Arc<PageMap>, disks: Vec<(String, Arc<Disk>)>) -> Self {
+        let blocks = Self { map, disks, images_read: AtomicU64::new(0) };
+        blocks.images_read.store(blocks.times_read_again(), Ordering::Relaxed);
+        blocks
+    }
+
+    fn times_read_again(&self) -> u64 {
+        self.disks.iter().filter_map(|(_, disk)| disk.golden()).map(|golden| golden.times_read_again()).sum()
+    }
+
+    /// Forgets what was learned from an image that may have been another one for a while. A disk looks at its image before each checkpoint. False if that was so.
+    fn believe(&self) -> bool {
+        let times = self.times_read_again();
+        let same = self.images_read.swap(times, Ordering::Relaxed) == times;
+        if !same {
+            self.map.clear();
+        }
+        same
+    }
+
     /// The disks that blocks are taken from are still what they were.
     fn check(&self, pages: &[Mapped]) -> Result<(), Failure> {
         let used: BTreeSet<_> = pages.iter().map(|mapped| mapped.disk).collect();
-        used.into_iter().try_for_each(|number| Ok(self.disks[number as usize].1.check_image()?))
+        used.into_iter().try_for_each(|number| self.disks[number as usize].1.check_image())?;
+        if self.believe() { Ok(()) } else { Err("something was done to an image while the checkpoint was taken: take it once more".into()) }
     }
 }
 
@@ -46,12 +75,14 @@ impl KnownPages for Blocks {
     }
 
     fn find(&self, pages: &PageSet) -> Vec<Mapped> {
+        self.believe();
         let mut found = self.map.find(pages);
         self.nameless(&mut found);
         found
     }
 
     fn keep(&self, known: &mut Vec<Mapped>) -> PageSet {
+        self.believe();
         self.map.keep(known) | self.nameless(known)
     }
 

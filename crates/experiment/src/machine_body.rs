@@ -228,7 +228,7 @@ impl MachineBody {
 fn map_pages(disks: &[ServedDisk]) -> Arc<Blocks> {
     let map = Arc::new(PageMap::new());
     disks.iter().zip(0..).for_each(|(disk, number)| disk.server.set_page_map(&map, number));
-    Arc::new(Blocks { map, disks: disks.iter().map(|disk| (disk.name.clone(), disk.disk.clone())).collect() })
+    Arc::new(Blocks::new(map, disks.iter().map(|disk| (disk.name.clone(), disk.disk.clone())).collect()))
 }
 
 /// What the servers write into guest memory, for the machine's checkpoint.

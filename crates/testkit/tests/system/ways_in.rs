@@ -163,7 +163,7 @@ fn people_log_in_to_any_run_and_know_the_machine_again() {
     cli.ok(&["up", "machine.yaml"]);
     await_that("the agent answers", SOON, || cli.run(&["exec", "m1", "--", "true"]).status.success());
     let public = fs::read_to_string(cli.path().join("key.pub")).expect("a public key");
-    cli.shell("m1", "mkdir -p /root/.ssh /etc/dropbear; mount -t devpts none /dev/pts; dropbear -R -E 2>/tmp/log");
+    cli.shell("m1", "mkdir -p /root/.ssh /etc/dropbear; mount -t devpts none /dev/pts; dropbear -R -E </dev/null >/tmp/log 2>&1");
     cli.shell("m1", &format!("echo '{}' > /root/.ssh/authorized_keys; chmod -R go= /root; echo one > /tmp/which", public.trim()));
 
     let key = cli.path().join("key");
@@ -183,7 +183,7 @@ fn people_log_in_to_any_run_and_know_the_machine_again() {
     cli.ok(&["goto", &checkpoint]);
     says("m1", "one");
     // Whoever answers with another key is not this machine.
-    cli.shell("m1", "killall dropbear; rm -r /etc/dropbear/*; dropbear -R -E 2>>/tmp/log");
+    cli.shell("m1", "killall dropbear; rm -r /etc/dropbear/*; dropbear -R -E </dev/null >>/tmp/log 2>&1");
     let said = login("m1", "true");
     assert_eq!(said.status.code(), Some(255), "{said:?}");
     assert!(said.stderr.contains("REMOTE HOST IDENTIFICATION HAS CHANGED"), "{said:?}");
