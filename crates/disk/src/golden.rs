@@ -160,7 +160,18 @@ impl Golden {
         }
         let read = Mutex::new(LastRead { changed_ns: fingerprint.changed_ns, id: ImageId([0; 32]) });
         let (differs, is_other) = (AtomicBool::new(false), AtomicBool::new(false));
-        let mut golden = Self { path, format, size, id: ImageId([0; 32]), fingerprint, content, differs, read, is_other, times_read_again: AtomicU64::new(0) };
+        let mut golden = Self {
+            path,
+            format,
+            size,
+            id: ImageId([0; 32]),
+            fingerprint,
+            content,
+            differs,
+            read,
+            is_other,
+            times_read_again: AtomicU64::new(0),
+        };
         golden.id = golden.identify(cache_dir, progress)?;
         golden.last_read().id = golden.id;
         Ok(golden)

@@ -49,6 +49,18 @@ impl Memory {
         }
         room
     }
+
+    /// Takes a frame that was admitted before: in another order than now, so it is not asked for room again.
+    fn take_again(&mut self, held: &mut usize, frame: &Frame) {
+        *held += frame.len() + FRAME_COST;
+        self.held += frame.len() + FRAME_COST;
+    }
+
+    /// Whether directions that hold so much can have come to it, in whichever order. One that holds more than its own took the last of that
+    /// when all together held no more than the common half; so those that do hold no more than that half now.
+    pub fn can_hold(&self, held: impl Iterator<Item = usize>) -> bool {
+        held.filter(|held| *held > self.own).sum::<usize>() <= Self::MAX / 2
+    }
 }
 
 /// A frame on its way.
@@ -230,12 +242,13 @@ impl Direction {
         release(&mut self.held, frame, memory);
     }
 
-    /// Counts frames that were put into the lists from outside. False if they are more than the memory allows.
-    pub fn hold(&mut self, memory: &mut Memory) -> bool {
+    /// Counts frames that were put into the lists from outside. Returns the bytes that it holds then.
+    pub fn hold(&mut self, memory: &mut Memory) -> usize {
         let Self { queue, flying, landed, held, .. } = self;
         let waiting = queue.frames();
         let waiting = waiting.iter().map(|waiting| &waiting.frame);
-        waiting.chain(flying.iter().map(|flying| &flying.frame)).chain(&*landed).all(|frame| memory.take(held, frame))
+        waiting.chain(flying.iter().map(|flying| &flying.frame)).chain(&*landed).for_each(|frame| memory.take_again(held, frame));
+        *held
     }
 
     /// Treats the frames that are transmitted from now on as the shape says.
@@ -257,7 +270,7 @@ impl Direction {
         self.codel.shift(moved);
     }
 
-    /// Plugs the cable in, or out: then what is on it is lost.
+    /// Plugs the cable in, or out: then what is on it is lost, and so is all that it would have held up.
     pub fn plug(&mut self, up: bool, memory: &mut Memory) {
         self.up = up;
         if up {
@@ -268,6 +281,9 @@ impl Direction {
             self.counters.dropped.down += 1;
             self.release(&frame, memory);
         }
+        // Nothing waits for a frame that is no more: neither for its end nor for its turn to arrive.
+        (self.free_at, self.fraction, self.last_due) = (0, 0, 0);
+        self.codel = Codel::default();
     }
 }
 

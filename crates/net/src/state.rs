@@ -256,3 +256,29 @@ impl<'b> Reader<'b> {
 fn unreadable<T>(what: impl Into<String>) -> Result<T, Unreadable> {
     Err(Unreadable(what.into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Interface, InterfaceId, Link, Mac, Shape};
+    use fermata_types::VirtualTime;
+
+    #[test]
+    fn more_than_a_network_comes_to_hold_is_refused() {
+        let interface = |name: &str| Interface { machine: name.into(), name: "eth1".into(), mac: Mac([2; 6]), mtu: 1500 };
+        let slow = Shape { delay_ns: 3_600_000_000_000, ..Shape::default() };
+        let link = Link { ends: [0, 1].map(InterfaceId), shapes: [slow.clone(), slow] };
+        let topology = Topology { interfaces: vec![interface("a"), interface("b")], links: vec![link], lans: vec![] };
+        let [mut world, other] = [0, 1].map(|from| {
+            let mut world = World::new(&topology, 1).unwrap();
+            while world.counters(InterfaceId(from)).unwrap()[0].dropped.memory == 0 {
+                world.send(VirtualTime::default(), InterfaceId(from), &[0; 1514]);
+            }
+            World::from_bytes(&world.to_bytes()).unwrap()
+        });
+        // Each of them has more than its own, up to the common half: one of them may, and both cannot have come to it.
+        world.directions[1] = other.directions[1].clone();
+        let error = World::from_bytes(&world.to_bytes()).unwrap_err().to_string();
+        assert!(error.contains("more than a network holds"), "{error}");
+    }
+}

@@ -317,12 +317,14 @@ impl World {
         result
     }
 
-    /// Takes up frames that were put into the directions from outside. False if they are more than the memory allows.
+    /// Takes up frames that were put into the directions from outside. False if no world comes to hold them.
     pub(crate) fn take_up(&mut self) -> bool {
-        for (index, direction) in self.directions.iter_mut().enumerate() {
-            if !direction.hold(&mut self.memory) {
-                return false;
-            }
+        let memory = &mut self.memory;
+        let held: Vec<_> = self.directions.iter_mut().map(|direction| direction.hold(memory)).collect();
+        if !memory.can_hold(held.into_iter()) {
+            return false;
+        }
+        for (index, direction) in self.directions.iter().enumerate() {
             direction.next().map(|at| self.agenda.insert((at, index)));
             if !direction.landed.is_empty() {
                 self.ready.insert(index);

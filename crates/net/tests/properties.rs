@@ -305,6 +305,40 @@ proptest! {
         }
     }
 
+    /// One that loses nothing delivers each frame when its transmission is over and the delay has passed: not before, and not later.
+    #[test]
+    fn a_cable_is_no_slower_than_it_says(
+        rate in prop::option::of(1_000_u64..10_000_000_000),
+        delay_ns in 0..2_000_000_000_u64,
+        seed in any::<u64>(),
+        gaps in prop::collection::vec((0..5_000_000_u64, 22..1514_usize), 1..100),
+    ) {
+        let shape = Shape { rate, delay_ns, queue: 1000, ..Shape::default() };
+        let mut scene = Scene::new(&both([shape, Shape::default()], &vec![Shape::default(); INTERFACES as usize - 2]), seed, 1_000_000);
+        for (gap, bytes) in gaps {
+            scene.wait(scene.now + gap);
+            scene.send(0, 1, bytes);
+        }
+        scene.wait(scene.now + 10_000_000_000_000);
+        prop_assert_eq!(scene.came.len(), scene.sent_at.len());
+        // When the transmitter is free, and the part of a nanosecond by which it is so later than that.
+        let (mut free, mut part) = (0, 0);
+        for (time, _, number) in &scene.came {
+            let (sent, _, bytes) = scene.sent_at[*number as usize];
+            let start = free.max(sent);
+            let departs = match rate {
+                None => start,
+                Some(rate) => {
+                    let work = bytes as u64 * 8 * 1_000_000_000 + if start == free { part } else { 0 };
+                    part = work % rate;
+                    start + work / rate
+                }
+            };
+            free = departs;
+            prop_assert_eq!(*time, departs + delay_ns);
+        }
+    }
+
     /// Whatever the bytes, they are read or refused.
     #[test]
     fn broken_bytes_are_refused_or_read(

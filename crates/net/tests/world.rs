@@ -252,6 +252,23 @@ fn a_cable_can_be_pulled_out() {
 }
 
 #[test]
+fn a_cable_that_was_pulled_out_holds_nothing_up() {
+    // Behind a frame that would have arrived in an hour, and behind one that would have been transmitted for an hour.
+    for shape in [Shape { delay_ns: 3600 * S, ..Shape::default() }, Shape { rate: Some(8), ..Shape::default() }] {
+        let mut world = one_way(shape);
+        send(&mut world, 0, 0, 1000);
+        for up in [false, true] {
+            world.set(at(MS), A, &Change { up: Some(up), ..Change::default() }).unwrap();
+        }
+        let fast = Reshape { delay_ns: Some(MS), rate: Some(8_000_000), ..Reshape::default() };
+        world.set(at(MS), A, &Change { sent: fast, ..Change::default() }).unwrap();
+        send(&mut world, 2 * MS, 1, 1000);
+        let came = run(&mut world, 10_000 * S);
+        assert_eq!(came.iter().map(|(time, _, frame)| (*time, number(frame))).collect::<Vec<_>>(), [(4 * MS, 1)]);
+    }
+}
+
+#[test]
 fn a_live_link_changes() {
     let mut world = one_way(Shape::default());
     let slow = Reshape { delay_ns: Some(50 * MS), rate: Some(8_000_000), ..Reshape::default() };
@@ -313,19 +330,41 @@ fn a_flood_leaves_others_their_share_of_the_rate() {
     }
 }
 
-#[test]
-fn a_flood_leaves_others_their_room() {
+/// A pair and a LAN of two, on whose cables everything stays for an hour.
+fn endless() -> World {
     let endless = || Shape { delay_ns: 3600 * S, ..Shape::default() };
-    let mut world = World::new(&both([endless(), endless()], &[endless(), endless()]), 1).unwrap();
-    let flood = frame(mac(1), mac(0), 0, 9018);
-    while world.counters(A).unwrap()[0].dropped.memory == 0 {
-        world.send(at(0), A, &flood);
+    World::new(&both([endless(), endless()], &[endless(), endless()]), 1).unwrap()
+}
+
+fn big(from: InterfaceId) -> Vec<u8> {
+    frame(mac(1), mac(from.0), 0, if from.0 < 2 { 9018 } else { 1514 })
+}
+
+/// A world in which this interface has flooded its cable, and then the others have sent a little.
+fn flooded(flood: InterfaceId) -> World {
+    let mut world = endless();
+    let big = big(flood);
+    while world.counters(flood).unwrap()[0].dropped.memory == 0 {
+        world.send(at(0), flood, &big);
     }
-    let held = world.in_flight(A).unwrap()[0] * (9018 + 64);
+    let held = world.in_flight(flood).unwrap()[0] * (big.len() as u64 + 64);
     assert!((127 << 20..256 << 20).contains(&held), "{held}");
-    for from in [B, InterfaceId(2), InterfaceId(3)] {
+    for from in (0..4).map(InterfaceId).filter(|from| *from != flood) {
         (0..1000).for_each(|number| world.send(at(1), from, &frame(mac(0), mac(from.0), number, 1514)));
         assert_eq!(world.counters(from).unwrap()[0].dropped.total(), 0);
     }
-    assert_eq!(World::from_bytes(&world.to_bytes()).unwrap().to_bytes(), world.to_bytes());
+    world
+}
+
+#[test]
+fn a_flood_leaves_others_their_room() {
+    for flood in [A, B, InterfaceId(3)] {
+        let world = flooded(flood);
+        let bytes = world.to_bytes();
+        let mut again = World::from_bytes(&bytes).unwrap_or_else(|error| panic!("a flood of {flood:?}: {error}"));
+        assert_eq!(again.to_bytes(), bytes);
+        // It still admits nothing more there.
+        again.send(at(2), flood, &big(flood));
+        assert_eq!(again.counters(flood).unwrap()[0].dropped.memory, 2);
+    }
 }

@@ -402,12 +402,14 @@ impl Part<Writer> for MachinePart {
         let devices = saved?;
         // What was left to wait for.
         self.note("devices", watch);
-        self.time = device_state::virtual_time(&devices, self.config.deterministic);
+        let time = device_state::virtual_time(&devices, self.config.deterministic);
+        // Virtual time of a deterministic machine is what it has computed, and nobody else's; and only the clock of one that ran goes on.
+        self.time = time.filter(|_| self.before == Status::Running && !self.config.deterministic);
         Ok(Box::new(CapturedMachine {
             config: self.config.clone(),
             id: self.id,
             off: self.before == Status::Off,
-            time: self.time,
+            time,
             base: self.base,
             ahead: std::mem::take(&mut self.ahead),
             staging: std::mem::take(&mut self.staging),
@@ -421,8 +423,7 @@ impl Part<Writer> for MachinePart {
     }
 
     fn time(&self) -> Option<VirtualTime> {
-        // Virtual time of a deterministic machine is what it has computed, and nobody else's.
-        self.time.filter(|_| self.before == Status::Running && !self.config.deterministic)
+        self.time
     }
 
     fn thaw(&mut self) -> Result<(), Failure> {
