@@ -427,6 +427,7 @@ impl Part<Writer> for MachinePart {
             off: self.before == Status::Off,
             time: self.time,
             base: self.base,
+            first: self.base.node.is_none(),
             ahead: std::mem::take(&mut self.ahead),
             staging: std::mem::take(&mut self.staging),
             held,
@@ -481,6 +482,8 @@ struct CapturedMachine {
     off: bool,
     time: Option<VirtualTime>,
     base: Root,
+    /// It has no parent.
+    first: bool,
     ahead: Ahead,
     staging: Staging,
     /// Pages that are yet to be copied.
@@ -513,13 +516,13 @@ impl Captured<Writer> for CapturedMachine {
         let time_virtual = self.time.ok_or_else(|| self.corrupt("QEMU wrote a device state without a clock"))?;
         let changes: Vec<_> = self.ahead.iter().map(|(page, (name, _))| (*page, (*name != ZERO_PAGE).then_some(*name))).collect();
         let ram = storage.update_table(&self.base, &changes)?;
+        let pages = self.counts(&seen);
         let composition = self.memo.remember(seen, ram);
         let devices = storage.put_blob(&self.devices)?;
         let mut blobs = BTreeMap::from([(DEVICES.to_owned(), devices)]);
         if !self.firmware.is_empty() {
             blobs.insert(FIRMWARE.to_owned(), storage.put_blob(&self.firmware)?);
         }
-        let pages = self.counts();
         let details = MachineDetails { id: self.id, time_virtual, off: self.off, config: self.config };
         let state = PartState {
             name: details.config.name.clone(),
@@ -551,10 +554,18 @@ impl CapturedMachine {
         Ok(())
     }
 
-    fn counts(&self) -> PageCounts {
+    fn counts(&self, seen: &Seen) -> PageCounts {
         let mut counts = PageCounts::default();
         self.ahead.values().for_each(|(_, class)| class.count_into(&mut counts));
-        counts.unchanged = self.base.pages - counts.written();
+        let untouched = self.base.pages - counts.written();
+        if !self.first {
+            counts.unchanged = untouched;
+            return counts;
+        }
+        // Without a parent there is nothing that they could be unchanged since: nobody has touched them, and those that are not free are zero.
+        let free = seen.free_beside(&self.ahead);
+        counts.free += free;
+        counts.zero += untouched - free;
         counts
     }
 
