@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, fmt};
 pub enum Use {
     /// Nobody's: the kernel would hand it out to whoever asks next, and nobody would miss the content.
     Free,
-    /// Of a file, and as it is on the disk.
+    /// Of a file, and as it is on the disk; or on its way there, for the kernel calls a page clean as soon as it begins to write it back.
     CacheClean,
     /// Of a file, and not yet written to the disk.
     CacheDirty,

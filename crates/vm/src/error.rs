@@ -83,6 +83,20 @@ pub enum Error {
         /// The name of what the page holds.
         found: PageName,
     },
+    /// Pages were written of which the tracker has not told.
+    #[error(
+        "{machine}: {count} of the pages of its memory that are said not to have been written since the last checkpoint hold something else, the first is page \
+         {page}. No checkpoint was made. This is a fault of Fermata's, to be reported, or somebody else writes to the machine's memory; checkpoints of this run that \
+         were made without --paranoid may be wrong. The next checkpoint takes these pages as they are"
+    )]
+    Missed {
+        /// The machine.
+        machine: String,
+        /// The first of them.
+        page: PageNumber,
+        /// How many there are.
+        count: u64,
+    },
     /// The file system or the kernel refused.
     #[error("{what} {}: {source}", path.display())]
     Io {

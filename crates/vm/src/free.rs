@@ -167,6 +167,11 @@ impl Seen {
         storage.put_page(content)
     }
 
+    /// How many pages are free that nobody has captured.
+    pub fn free_beside(&self, captured: &Ahead) -> u64 {
+        self.free.len() - captured.keys().filter(|page| self.free.contains(**page)).count() as u64
+    }
+
     /// Forgets pages that went to the store ahead of the pause and are free.
     pub fn leave_out(&self, ahead: &mut Ahead) {
         for (page, kept) in ahead.iter_mut() {

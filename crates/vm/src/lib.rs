@@ -5,7 +5,7 @@
 //! - [`part`]: the machine as a part of an experiment: what a checkpoint takes of it
 //! - [`pager`]: lazy restore: pages come when they are touched
 //! - [`agent`]: commands inside the guest
-//! - [`known`]: pages that equal blocks of disks, and need not be copied
+//! - [`known`]: pages that equal blocks of disks, and need not be copied; `untold`: pages that nobody wrote, looked at all the same
 //! - [`capture`]: when a checkpoint copies pages; `held`: copy-on-write; `staging`: copies of pages
 //! - [`free`]: which pages are free in the guest, and what the others are for
 //! - `holes`, `shim/punches.c`: pages that the guest gives back through its balloon
@@ -37,6 +37,7 @@ mod notes;
 pub mod pager;
 pub mod part;
 mod staging;
+mod untold;
 mod watch;
 
 pub use agent::{Agent, Begun, Execution, Visit};

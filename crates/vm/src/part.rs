@@ -11,6 +11,7 @@ use crate::{
     known::{Aside, CapturedAside},
     machine::{Running, Saving, Stopping},
     staging::Staging,
+    untold::{LeftOut, Untold},
 };
 use fermata_checkpoint::{Captured, Failure, Note, Outcome, Part, Phase, Saved};
 use fermata_linux::clock::Stopwatch;
@@ -92,6 +93,10 @@ pub struct MachinePart {
     staging: Staging,
     /// Pages that equal blocks of disks.
     aside: Aside,
+    /// Pages that nobody told of.
+    untold: Untold,
+    /// Those that the checkpoint under way leaves out.
+    left_out: LeftOut,
     /// The guest writes faster than pages can be copied ahead.
     outrun: bool,
     /// All pages of the checkpoint under way.
@@ -134,6 +139,8 @@ impl MachinePart {
             ahead: BTreeMap::new(),
             staging: Staging::default(),
             aside: Aside::new(known),
+            untold: Untold::default(),
+            left_out: LeftOut::default(),
             outrun: false,
             taken: PageSet::new(),
             before: Status::Paused,
@@ -303,6 +310,15 @@ impl MachinePart {
         Ok(())
     }
 
+    /// Every page that differs from the last checkpoint is among those taken, as far as somebody looked. In the pause.
+    fn none_missed(&mut self) -> Result<()> {
+        let missed = self.untold.missed(&self.taken);
+        let Some(page) = missed.min() else { return Ok(()) };
+        // When the checkpoint has failed, all that it took is owed to the next.
+        self.taken |= &missed;
+        Err(Error::Missed { machine: self.config.name.clone(), page, count: missed.len() })
+    }
+
     fn note(&mut self, step: &'static str, since: Stopwatch) {
         self.notes.push(Note { step, took: since.elapsed() });
     }
@@ -333,6 +349,7 @@ impl Part<Writer> for MachinePart {
         self.ahead.clear();
         self.taken.clear();
         self.aside.clear();
+        self.untold.clear();
         self.staging = Staging::default();
         if self.machine.capture().full {
             self.owed |= self.machine.populated()?;
@@ -350,6 +367,9 @@ impl Part<Writer> for MachinePart {
                 .into());
             }
             status => self.before = status,
+        }
+        if self.aside.check {
+            self.untold.look(&self.machine, &self.base, storage.store(), &self.taken)?;
         }
         if matches!(self.machine.capture().mode, CaptureMode::Auto | CaptureMode::Precopy) {
             self.copy_ahead(storage)?;
@@ -400,6 +420,7 @@ impl Part<Writer> for MachinePart {
         let saved = self.machine.finish_device_state(asked, PATIENCE);
         self.silent = matches!(saved, Err(Error::Gone { .. }));
         let devices = saved?;
+        self.none_missed()?;
         // What was left to wait for.
         self.note("devices", watch);
         let time = device_state::virtual_time(&devices, self.config.deterministic);
@@ -411,6 +432,7 @@ impl Part<Writer> for MachinePart {
             off: self.before == Status::Off,
             time,
             base: self.base,
+            first: self.base.node.is_none(),
             ahead: std::mem::take(&mut self.ahead),
             staging: std::mem::take(&mut self.staging),
             held,
@@ -419,6 +441,7 @@ impl Part<Writer> for MachinePart {
             firmware: self.machine.firmware(),
             free: self.machine.capture().free,
             memo: self.memo.clone(),
+            left_out: self.left_out.clone(),
         }))
     }
 
@@ -441,7 +464,10 @@ impl Part<Writer> for MachinePart {
 
     fn settle(&mut self, outcome: Outcome<'_>) {
         match outcome {
-            Outcome::Permanent(state) => self.base = state.tables.get(RAM).copied().unwrap_or(self.base),
+            Outcome::Permanent(state) => {
+                self.base = state.tables.get(RAM).copied().unwrap_or(self.base);
+                self.untold.settle(&self.taken, &self.left_out);
+            }
             Outcome::Aborted => self.owed |= &self.taken,
         }
         self.taken.clear();
@@ -460,6 +486,8 @@ struct CapturedMachine {
     off: bool,
     time: Option<VirtualTime>,
     base: Root,
+    /// It has no parent.
+    first: bool,
     ahead: Ahead,
     staging: Staging,
     /// Pages that are yet to be copied.
@@ -470,6 +498,7 @@ struct CapturedMachine {
     firmware: Arc<[u8]>,
     free: FreePages,
     memo: Memo,
+    left_out: LeftOut,
 }
 
 impl Captured<Writer> for CapturedMachine {
@@ -486,16 +515,18 @@ impl Captured<Writer> for CapturedMachine {
         let aside = std::mem::take(&mut self.aside);
         storage.timed(Class::Mapped, |storage| aside.save(&self.config.name, storage, &mut self.ahead))?;
         seen.leave_out(&mut self.ahead);
+        let left_out = self.ahead.iter().filter(|(_, (_, class))| *class == Class::Free).map(|(page, _)| *page).collect();
+        *self.left_out.lock().expect("nobody panics with the lock") = left_out;
         let time_virtual = self.time.ok_or_else(|| self.corrupt("QEMU wrote a device state without a clock"))?;
         let changes: Vec<_> = self.ahead.iter().map(|(page, (name, _))| (*page, (*name != ZERO_PAGE).then_some(*name))).collect();
         let ram = storage.update_table(&self.base, &changes)?;
+        let pages = self.counts(&seen);
         let composition = self.memo.remember(seen, ram);
         let devices = storage.put_blob(&self.devices)?;
         let mut blobs = BTreeMap::from([(DEVICES.to_owned(), devices)]);
         if !self.firmware.is_empty() {
             blobs.insert(FIRMWARE.to_owned(), storage.put_blob(&self.firmware)?);
         }
-        let pages = self.counts();
         let details = MachineDetails { id: self.id, time_virtual, off: self.off, config: self.config };
         let state = PartState {
             name: details.config.name.clone(),
@@ -527,10 +558,18 @@ impl CapturedMachine {
         Ok(())
     }
 
-    fn counts(&self) -> PageCounts {
+    fn counts(&self, seen: &Seen) -> PageCounts {
         let mut counts = PageCounts::default();
         self.ahead.values().for_each(|(_, class)| class.count_into(&mut counts));
-        counts.unchanged = self.base.pages - counts.written();
+        let untouched = self.base.pages - counts.written();
+        if !self.first {
+            counts.unchanged = untouched;
+            return counts;
+        }
+        // Without a parent there is nothing that they could be unchanged since: nobody has touched them, and those that are not free are zero.
+        let free = seen.free_beside(&self.ahead);
+        counts.free += free;
+        counts.zero += untouched - free;
         counts
     }
 

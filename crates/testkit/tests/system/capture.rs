@@ -3,7 +3,7 @@
 use fermata_experiment::{Journey, Run, Status};
 use fermata_store::Record;
 use fermata_testkit::{Bench, Snapshot, bench::await_console, guests};
-use fermata_types::{CheckpointId, Root};
+use fermata_types::{CheckpointId, Root, ZERO_PAGE};
 use std::time::Duration;
 
 const BOOT: Duration = Duration::from_secs(90);
@@ -18,10 +18,14 @@ fn comes_back(name: &str, keys: &str) {
     let run = bench.boot();
     await_console(&run.body(), BOOT, |text| text.contains("work second").then_some(()));
     let mut newest: Option<(CheckpointId, Record)> = None;
+    let mut before: Option<Snapshot> = None;
     for wait in [10, 230, 470] {
         std::thread::sleep(Duration::from_millis(wait));
-        let (id, record) = same(&bench, &run);
+        let (id, record, seen) = same(&bench, &run);
+        let seen = seen.expect("all of it is there");
         counted(&bench, newest.as_ref().map(|(_, parent)| parent), &record);
+        counted_by_content(before.as_ref(), &seen, &record);
+        before = Some(seen);
         newest = Some((id, record));
     }
     let (id, record) = newest.expect("there were some");
@@ -51,8 +55,23 @@ fn counted(bench: &Bench, parent: Option<&Record>, record: &Record) {
     assert!(differ > 0 && differ <= counts.written(), "{differ} pages differ: {counts:?}");
 }
 
+/// What is called unchanged was so in two neighbouring pauses; and of a checkpoint that looked at everything, what is called zero is all that was.
+fn counted_by_content(before: Option<&Snapshot>, now: &Snapshot, record: &Record) {
+    let counts = record.cost.parts["m1"];
+    match before {
+        Some(before) => {
+            let alike = before.ram.iter().zip(&now.ram).filter(|(before, now)| before == now).count() as u64;
+            assert!(counts.unchanged <= alike, "{alike} pages are as they were: {counts:?}");
+        }
+        None => {
+            let zero = now.ram.iter().filter(|name| **name == ZERO_PAGE).count() as u64;
+            assert_eq!((counts.unchanged, counts.zero), (0, zero), "{counts:?}");
+        }
+    }
+}
+
 /// A checkpoint that holds what the machine had.
-fn same(bench: &Bench, run: &Run) -> (CheckpointId, Record) {
+fn same(bench: &Bench, run: &Run) -> (CheckpointId, Record, Option<Snapshot>) {
     let mut original = None;
     let (id, record) = run
         .checkpoint_observed(None, &mut |body| {
@@ -61,12 +80,12 @@ fn same(bench: &Bench, run: &Run) -> (CheckpointId, Record) {
         })
         .expect("a checkpoint");
     let copy = bench.arrive("look", &id, &record, PAUSED);
-    match original {
+    match &original {
         Some(original) => assert_eq!(original.differences(&Snapshot::of(&copy.body())), Vec::<String>::new()),
         // RAM cannot be looked at from outside yet; that the guest goes on from it is the proof.
         None => assert_eq!(copy.body().machine().status(), Status::Paused),
     }
-    (id, record)
+    (id, record, original)
 }
 
 #[test]

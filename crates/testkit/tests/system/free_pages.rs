@@ -182,6 +182,8 @@ const REFCOUNT: usize = 52;
 const BUDDY: u32 = 0xffff_ff7f;
 /// Pages that are said to be free: few enough for the kernel's own count to agree.
 const LIES: usize = 80;
+/// How long it goes on from one checkpoint to the next.
+const GOES_ON: Duration = Duration::from_millis(700);
 
 /// A kernel that says that pages are free which its programs use is believed, and has itself to blame.
 #[test]
@@ -205,6 +207,22 @@ fn a_guest_that_lies_about_its_pages_harms_itself_alone() {
     for run in [&honest, &right] {
         assert!(!console(&run.body()).contains("FAIL"), "{}", console(&run.body()));
         assert_eq!(run.body().machine().status(), Status::Running);
+    }
+    let verified = bench.host.store().verify(&VerifyOptions::default(), &mut |_, _| {}).expect("the store can be read");
+    assert!(verified.damage.is_empty(), "{:?}", verified.damage);
+    // It goes on itself, and its programs and its kernel write to the same pages; whatever becomes of it, it can be captured.
+    liar.resume().expect("it goes on");
+    for _ in 0..2 {
+        std::thread::sleep(GOES_ON);
+        let (id, record) = liar.checkpoint(None).expect("a checkpoint");
+        bench.arrive("again", &id, &record, PAUSED);
+    }
+    await_console(&right.body(), BOOT, |text| (text.contains("FAIL") || text.matches("selfcheck round").count() > 3).then_some(()));
+    let (id, record) = honest.checkpoint(None).expect("a checkpoint");
+    let honest_again = bench.arrive("honest-again", &id, &record, RUNNING);
+    await_console(&honest_again.body(), BOOT, ready);
+    for run in [&honest, &right, &honest_again] {
+        assert!(!console(&run.body()).contains("FAIL"), "{}", console(&run.body()));
     }
     let verified = bench.host.store().verify(&VerifyOptions::default(), &mut |_, _| {}).expect("the store can be read");
     assert!(verified.damage.is_empty(), "{:?}", verified.damage);

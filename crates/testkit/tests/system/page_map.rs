@@ -1,14 +1,14 @@
 //! Pages that are known to equal blocks of disks, in a guest that reads and writes in every way at once: each checkpoint looks at what it would have
 //! taken as known, and the guest goes on from any of them.
 
-use fermata_experiment::{Asked, Journey, Status};
+use fermata_experiment::{Asked, Journey, Run, Status};
 use fermata_store::Record;
 use fermata_testkit::{
-    Bench,
+    Bench, Random, Snapshot,
     bench::{await_console, console, shell},
     guests,
 };
-use fermata_types::CheckpointId;
+use fermata_types::{CheckpointId, PAGE_SIZE, ZERO_PAGE};
 use std::{fs::File, os::unix::fs::FileExt, process::Command, time::Duration};
 
 const BOOT: Duration = Duration::from_secs(120);
@@ -68,6 +68,7 @@ fn checked_under_load(name: &str, keys: &str, load: &Load) {
     if let Some(beside) = load.beside {
         shell(run.body().machine(), BOOT, beside);
     }
+    let mut random = Random::anew();
     for number in 0..load.checkpoints {
         std::thread::sleep(Duration::from_millis(300));
         let checkpoint = keeper.checkpoint_as(None, PARANOID, &|| true);
@@ -75,7 +76,7 @@ fn checked_under_load(name: &str, keys: &str, load: &Load) {
         let each = load.checkpoints / load.journeys;
         if number % each == each - 1 {
             assert!(!console(&run.body()).contains("FAIL"), "{}", console(&run.body()));
-            let target = taken[number * 5 % taken.len()].0;
+            let target = taken[random.below(taken.len() as u64) as usize].0;
             keeper.goto(&target.to_string(), None, false, false).expect("a journey");
             await_console(&run.body(), BOOT, checks);
         }
@@ -135,6 +136,7 @@ fn an_image_that_was_changed_unseen_is_found_by_content() {
     // From now on everything is looked at, and the guest has been running all along.
     let (id, record) = run.checkpoint(None).expect("a checkpoint by content");
     assert_eq!((record.cost.parts["m1"].mapped, run.body().machine().status()), (0, Status::Running));
+    a_write_that_nobody_told_of_is_found(&run);
     let back = bench.arrive("back", &id, &record, Journey { eager: true, paused: true, fresh_randomness: false });
     let text = b"not what it was";
     let ram = back.body().machine().ram().bytes();
@@ -144,4 +146,31 @@ fn an_image_that_was_changed_unseen_is_found_by_content() {
         page.starts_with(text)
     });
     assert!(seen.count() >= 16, "the guest's memory is not what it was");
+}
+
+/// Somebody writes to pages of a machine that stands still so that no tracker sees it: a checkpoint does not, unless it looks at the content.
+fn a_write_that_nobody_told_of_is_found(run: &Run) {
+    const UNTOLD: usize = 3;
+    run.pause().expect("it stops");
+    run.checkpoint(None).expect("a checkpoint of what was written before");
+    let body = run.body();
+    let ram = body.machine().ram();
+    let seen = Snapshot::of(&body);
+    let used = (0..seen.ram.len()).filter(|page| seen.ram[*page] != ZERO_PAGE && !seen.free.contains(*page as u32));
+    let pages: Vec<_> = used.step_by(1000).take(UNTOLD).collect();
+    let mut before = [[0; PAGE_SIZE]; UNTOLD];
+    for (page, content) in pages.iter().zip(&mut before) {
+        ram.read_at((page * PAGE_SIZE) as u64, content).expect("RAM can be read");
+        ram.write_at((page * PAGE_SIZE) as u64, &[0x5e; PAGE_SIZE]).expect("RAM can be written");
+    }
+    let (_, plain) = run.checkpoint(None).expect("nobody looks");
+    assert_eq!(plain.cost.parts["m1"].written(), 0, "{:?}", plain.cost.parts["m1"]);
+    let error = run.checkpoint_as(PARANOID, &|| true).expect_err("pages that differ and were not written").to_string();
+    assert!(error.contains(&format!("{UNTOLD} of the pages")) && error.contains(&format!("the first is page {}.", pages[0])), "{error}");
+    // Now they are known to differ.
+    let (_, record) = run.checkpoint_as(PARANOID, &|| true).expect("a checkpoint with these pages");
+    assert_eq!(record.cost.parts["m1"].written(), UNTOLD as u64, "{:?}", record.cost.parts["m1"]);
+    for (page, content) in pages.iter().zip(&before) {
+        ram.write_at((page * PAGE_SIZE) as u64, content).expect("RAM can be written");
+    }
 }
