@@ -31,9 +31,10 @@ pub struct Checkpoint {
     /// The run; needed only if several could be meant
     #[arg(long, add = complete::runs())]
     run: Option<String>,
-    /// Look at each page that is known to equal a block of a disk all the same, and fail if one does not
+    /// Look at all pages that are not stored, and fail if one is not what it is taken for
     ///
-    /// Without it such pages are neither copied nor hashed: who moved them between memory and disk has kept book. The guest stands still for longer.
+    /// Without it a page that is known to equal a block of a disk is neither copied nor hashed: who moved it between memory and disk has kept book. Nor is a page that nobody is known
+    /// to have written since the last checkpoint. All of memory is hashed while the guest runs, and it stands still for longer.
     #[arg(long)]
     paranoid: bool,
     /// Wait for this instant of the machines' virtual time: +5s from now, or 12.5s as the log counts
