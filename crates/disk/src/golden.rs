@@ -461,6 +461,10 @@ impl ImageReader for Golden {
         let len = into.len();
         with_output(into, |output| self.read_and_look(u64::from(first) * PAGE_SIZE as u64, len, output).0)
     }
+
+    fn check(&self) -> io::Result<()> {
+        self.look().map_err(io::Error::other)
+    }
 }
 
 /// Counts up when the definition of the id changes, or what vouches for it.

@@ -26,6 +26,11 @@ pub trait ImageReader: Send + Sync {
         let (blocks, _) = into.as_chunks_mut::<PAGE_SIZE>();
         blocks.iter_mut().zip(first..).try_for_each(|(into, block)| self.read_block(block, into))
     }
+
+    /// Fails if what was read may not be the image's. Asked before names are learned from it: afterwards they vouch for what is read.
+    fn check(&self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// How far something long has come, in its own unit.
@@ -89,7 +94,8 @@ impl Store {
         for first in (0..entry.blocks).step_by(WINDOW as usize) {
             progress(Progress { done: first, total: entry.blocks });
             let end = entry.blocks.min(first + WINDOW);
-            let names = hash_window(reader, first, end).map_err(Error::io("read", Path::new(&format!("golden image {id}"))))?;
+            let names = hash_window(reader, first, end).and_then(|names| reader.check().map(|()| names));
+            let names = names.map_err(Error::io("read", Path::new(&format!("golden image {id}"))))?;
             kept.add(names.iter().copied())?;
             let mut names: Vec<_> = names.into_iter().zip(first as PageNumber..).filter(|(name, _)| *name != ZERO_PAGE).collect();
             names.sort_unstable();

@@ -253,7 +253,7 @@ pub(crate) fn arguments(config: &MachineConfig, id: &MachineId, place: &Place, s
     line.0
 }
 
-/// All clocks of the guest run on virtual time, which stands still in a pause.
+/// The RTC runs on virtual time, which stands still in a pause, as all other clocks of a guest do; but for the TSC under KVM, which `cont` does not set back (`kvm_put_msrs` in QEMU).
 fn clocks(line: &mut Line, config: &MachineConfig) {
     if config.deterministic {
         line.add("-icount", format!("shift={ICOUNT_SHIFT},align=off,sleep=off"));

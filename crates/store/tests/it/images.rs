@@ -5,7 +5,7 @@ use fermata_store::{Class, Error, ImageReader, Progress, Store};
 use fermata_types::*;
 use std::sync::{
     Arc, Mutex,
-    atomic::{AtomicU64, Ordering::Relaxed},
+    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
 /// Blocks of seeds; seed 0 is a zero block.
@@ -14,6 +14,8 @@ struct Image {
     seeds: Mutex<Vec<u64>>,
     reads: AtomicU64,
     broken: bool,
+    /// Somebody has written to it.
+    written: AtomicBool,
 }
 
 impl Image {
@@ -37,6 +39,10 @@ impl ImageReader for Image {
             seed => *into = page(seed),
         }
         Ok(())
+    }
+
+    fn check(&self) -> std::io::Result<()> {
+        if self.written.load(Relaxed) { Err(std::io::Error::other("it was written to")) } else { Ok(()) }
     }
 }
 
@@ -88,6 +94,24 @@ fn blocks_of_an_image_are_never_stored() {
     let mut both = both.into_inner().unwrap();
     both.sort_by_key(|(number, _)| *number);
     assert_eq!(both, [(1, page(999)), (2, page(5000))]);
+}
+
+#[test]
+fn nothing_is_learned_from_an_image_that_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let image = Image::new(1..=100);
+    image.seeds.lock().unwrap()[49] = 5000;
+    image.written.store(true, Relaxed);
+    let error = store.add_image(ID, image.clone(), &mut |_| {}).unwrap_err();
+    assert!(error.to_string().contains("was written to"), "{error}");
+    // It is put back.
+    image.seeds.lock().unwrap()[49] = 50;
+    image.written.store(false, Relaxed);
+    store.add_image(ID, image, &mut |_| {}).unwrap();
+    let mut writer = store.writer().unwrap();
+    assert_eq!(writer.put_page(&page(50)).unwrap().1, Class::OnDisk);
+    assert_eq!(writer.put_page(&page(5000)).unwrap().1, Class::New, "no block of the image has it");
 }
 
 #[test]
