@@ -4,7 +4,7 @@ use fermata_experiment::{Journey, Run, Status};
 use fermata_store::VerifyOptions;
 use fermata_testkit::{
     Bench, Cli, Snapshot,
-    bench::{await_console, check_file_system, console},
+    bench::{await_console, check_file_system, console, shell_output},
     cli::{await_that, count, string},
     guests,
 };
@@ -50,6 +50,13 @@ fn what_was_written_and_given_back_is_not_kept() {
         let seen = cli.json(&["show", &id]);
         let (uses, classes) = (&seen["composition"]["m1"]["pages"], &seen["pages_by_part"]["m1"]);
         assert_eq!(uses.as_object().into_iter().flatten().map(|(_, pages)| count(pages)).sum::<u64>(), 65_536, "{seen}");
+        // What the kernel counts itself, in KiB, a moment later.
+        let counted =
+            |name: &str| cli.shell("m1", &format!("awk '/^{name}:/ {{print $2}}' /proc/meminfo")).parse::<u64>().expect("a number") / 4;
+        for (name, of) in [("MemFree", "free"), ("Slab", "slab"), ("PageTables", "page_tables")] {
+            let (theirs, ours) = (counted(name), count(&uses[of]));
+            assert!(theirs.abs_diff(ours) <= theirs / 10 + 300, "{directory}: {name} has {theirs} pages, and we find {ours}");
+        }
         assert!(count(&uses["free"]) > 20_000 && count(&uses["slab"]) > 200 && count(&uses["page_tables"]) > 20, "{uses}");
         assert!(count(&uses["anonymous"]) > 4_000, "{uses}");
         // None of what was in the file can be compressed. With `page_poison` nothing of it is left in memory: its pages hold a pattern, which is kept once.
@@ -111,6 +118,7 @@ fn what_is_not_free_comes_back_as_it_was() {
         newest = Some((id, record));
     }
     assert!(left_out > 1000, "{left_out} pages");
+    what_the_kernel_says_of_each_page(&run);
     let (id, record) = newest.expect("there were some");
     drop(run);
     let back = bench.arrive("back", &id, &record, RUNNING);
@@ -120,6 +128,45 @@ fn what_is_not_free_comes_back_as_it_was() {
     let (_, record) = back.checkpoint(None).expect("a checkpoint after the journey");
     assert!(record.cost.composition["m1"].of(Use::Free) > 1000, "{:?}", record.cost.composition);
     check_file_system(&back.body());
+}
+
+/// Bits of `/proc/kpageflags` (`include/uapi/linux/kernel-page-flags.h`).
+const KPF_BUDDY: u64 = 1 << 10;
+/// Referenced by its LRU lists, slab, mapped by a program, anonymous, a page table.
+const KPF_IN_USE: u64 = 1 << 5 | 1 << 7 | 1 << 11 | 1 << 12 | 1 << 26;
+
+/// What the guest's kernel itself says of its pages, before and after we look at them from outside.
+fn what_the_kernel_says_of_each_page(run: &Run) {
+    let body = run.body();
+    let flags = || {
+        let text = shell_output(body.machine(), BOOT, "od -v -An -t x4 /proc/kpageflags");
+        let words = String::from_utf8(text).expect("text");
+        let words: Vec<_> = words.split_ascii_whitespace().map(|word| u64::from_str_radix(word, 16).expect("a number")).collect();
+        words.as_chunks::<2>().0.iter().map(|[low, high]| low | high << 32).collect::<Vec<_>>()
+    };
+    let before = flags();
+    let mut seen = None;
+    run.checkpoint_observed(None, &mut |body| seen = Some(Snapshot::of(body).free)).expect("a checkpoint");
+    let free = seen.expect("the pause was seen");
+    let after = flags();
+    assert!(before.len() >= 60_000 && after.len() == before.len(), "{} pages", before.len());
+    let throughout = |bits: u64| -> Vec<PageNumber> {
+        let pages = (0..before.len()).filter(|page| before[*page] & bits != 0 && after[*page] & bits != 0);
+        pages.map(|page| page as PageNumber).collect()
+    };
+    let (in_use, buddy) = (throughout(KPF_IN_USE), throughout(KPF_BUDDY));
+    assert!(in_use.len() > 10_000 && buddy.len() > 1_000, "{} in use, {} free", in_use.len(), buddy.len());
+    let wrong: Vec<_> = in_use.iter().filter(|page| free.contains(**page)).collect();
+    // Programs run: a page may have been given back and taken again between the two looks.
+    assert!(wrong.len() <= 32, "taken for free, and in use: {wrong:?}");
+    let found = buddy.iter().filter(|page| free.contains(**page)).count();
+    println!(
+        "{} pages in use and {} free by the kernel's word, {found} of these found; {} of the others taken for free",
+        in_use.len(),
+        buddy.len(),
+        wrong.len()
+    );
+    assert!(found >= buddy.len() * 98 / 100, "{found} of {} free pages were found", buddy.len());
 }
 
 /// A kernel whose note was written over has its pages told wrongly, or not at all. Checkpoints go on, and another guest in the same store is as it was.

@@ -1,7 +1,7 @@
 //! Pages that are known to equal blocks of disks, in a guest that reads and writes in every way at once: each checkpoint looks at what it would have
 //! taken as known, and the guest goes on from any of them.
 
-use fermata_experiment::{Asked, Journey, Run, Status};
+use fermata_experiment::{Asked, Journey, Machine, Run, Status};
 use fermata_store::Record;
 use fermata_testkit::{
     Bench, Random, Snapshot,
@@ -113,39 +113,67 @@ fn what_is_known_is_so_of_a_file_that_is_mapped() {
     checked_under_load("known-mapped", "", &MAPPED);
 }
 
-/// Somebody changes the golden image so that nothing shows it, and the guest reads what was changed. Names are those of the image as it was, and are not
-/// believed by who looks.
+/// Somebody changes the golden image and sets its time back, and the guest reads what was changed. Names are those of the image as it was, and are not
+/// believed: neither while it is another one, nor when it is put back.
 #[test]
-fn an_image_that_was_changed_unseen_is_found_by_content() {
+fn an_image_that_was_changed_unseen_is_found_and_what_was_read_of_it_is_kept() {
     const MIB: u64 = 1 << 20;
+    let (was, is): (&[u8], &[u8]) = (b"what the image has", b"what somebody puts");
     let disk = disk();
+    let image = File::options().write(true).open(disk.path()).expect("the image");
+    let put = |text: &[u8]| (0..16).for_each(|at| image.write_all_at(text, 200 * MIB + at * 65536).expect("it is written"));
+    put(was);
+    let modified = image.metadata().and_then(|metadata| metadata.modified()).expect("times");
     let bench =
         Bench::new(&guests::tiny("unseen", "fermata.run=tick fermata.disk=none", &format!("    image: {}\n", disk.path().display())));
     let run = bench.boot();
     await_console(&run.body(), BOOT, |text| text.contains("tick").then_some(()));
     run.checkpoint(None).expect("a checkpoint");
-    let image = File::options().write(true).open(disk.path()).expect("the image");
-    let modified = image.metadata().and_then(|metadata| metadata.modified()).expect("times");
-    (0..16).for_each(|at| image.write_all_at(b"not what it was", 200 * MIB + at * 65536).expect("it is written"));
+    put(is);
     image.set_modified(modified).expect("times can be set");
     // Somebody has the disk open from now on, or else what was read would be free again, and soon something else.
     let read = "exec 3</dev/vda; sleep 100000 </dev/null >/dev/null 2>&1 & dd if=/dev/vda of=/dev/null bs=1M skip=200 count=2";
     shell(run.body().machine(), BOOT, read);
+    for asked in [Asked::default(), PARANOID] {
+        let error = run.checkpoint_as(asked, &|| true).expect_err("another image").to_string();
+        assert!(error.contains("m1/disk0") && error.contains("its time was set back"), "{error}");
+    }
+    put(was);
+    image.set_modified(modified).expect("times can be set");
+    let (id, record) = run.checkpoint_as(PARANOID, &|| true).expect("a checkpoint by content");
+    assert_eq!((record.cost.parts["m1"].mapped, run.body().machine().status()), (0, Status::Running));
+    let back = bench.arrive("back", &id, &record, Journey { eager: true, paused: true, fresh_randomness: false });
+    assert!(pages_with(back.body().machine(), is).len() >= 16, "the guest's memory is not what it was");
+    drop(back);
+    a_page_that_is_not_its_block_is_found(&run, was);
+    a_write_that_nobody_told_of_is_found(&run);
+}
+
+/// Pages of a machine's memory that begin with this.
+fn pages_with(machine: &Machine, text: &[u8]) -> Vec<u64> {
+    let mut page = [0; PAGE_SIZE];
+    let begins = |number: &u64| {
+        machine.ram().read_at(number * PAGE_SIZE as u64, &mut page).expect("RAM can be read");
+        page.starts_with(text)
+    };
+    (0..machine.ram().bytes() / PAGE_SIZE as u64).filter(begins).collect()
+}
+
+/// A page becomes another one than the block that it is taken for, and no tracker sees it.
+fn a_page_that_is_not_its_block_is_found(run: &Run, text: &[u8]) {
+    shell(run.body().machine(), BOOT, "echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/vda of=/dev/null bs=1M skip=200 count=2");
+    run.pause().expect("it stops");
+    let body = run.body();
+    let ram = body.machine().ram();
+    for page in pages_with(body.machine(), text) {
+        ram.write_at(page * PAGE_SIZE as u64, b"W").expect("RAM can be written");
+    }
     let error = run.checkpoint_as(PARANOID, &|| true).expect_err("a page that differs from its block").to_string();
     assert!(error.contains("m1/disk0") && error.contains("block 51"), "{error}");
-    // From now on everything is looked at, and the guest has been running all along.
-    let (id, record) = run.checkpoint(None).expect("a checkpoint by content");
+    // From now on everything is looked at, and the guest goes on.
+    run.resume().expect("it goes on");
+    let (_, record) = run.checkpoint(None).expect("a checkpoint by content");
     assert_eq!((record.cost.parts["m1"].mapped, run.body().machine().status()), (0, Status::Running));
-    a_write_that_nobody_told_of_is_found(&run);
-    let back = bench.arrive("back", &id, &record, Journey { eager: true, paused: true, fresh_randomness: false });
-    let text = b"not what it was";
-    let ram = back.body().machine().ram().bytes();
-    let mut page = [0; 4096];
-    let seen = (0..ram / 4096).filter(|number| {
-        back.body().machine().ram().read_at(number * 4096, &mut page).expect("RAM can be read");
-        page.starts_with(text)
-    });
-    assert!(seen.count() >= 16, "the guest's memory is not what it was");
 }
 
 /// Somebody writes to pages of a machine that stands still so that no tracker sees it: a checkpoint does not, unless it looks at the content.
