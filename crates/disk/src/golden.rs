@@ -19,7 +19,7 @@ use std::{
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     sync::{
-        Mutex, MutexGuard, RwLock,
+        Mutex, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -107,17 +107,11 @@ pub struct Golden {
     content: Content,
     /// The file was seen to differ, and not yet to be as it was.
     differs: AtomicBool,
-    read: Mutex<LastRead>,
-    /// What was read of it last was not what it is to be.
+    /// [`Fingerprint::changed_ns`] of when all of it was read last.
+    last_read: Mutex<i128>,
+    /// What was read of it then was not what it is to be.
     is_other: AtomicBool,
     times_read_again: AtomicU64,
-}
-
-/// When all of an image was read last.
-struct LastRead {
-    /// [`Fingerprint::changed_ns`] of then.
-    changed_ns: i128,
-    id: ImageId,
 }
 
 impl std::fmt::Debug for Golden {
@@ -158,22 +152,19 @@ impl Golden {
         if size == 0 || size > SIZE_MAX {
             return Err(Error::Unsupported { path, what: format!("a disk has 1 byte to 16 TiB, this one {size} bytes") });
         }
-        let read = Mutex::new(LastRead { changed_ns: fingerprint.changed_ns, id: ImageId([0; 32]) });
-        let (differs, is_other) = (AtomicBool::new(false), AtomicBool::new(false));
         let mut golden = Self {
             path,
             format,
             size,
             id: ImageId([0; 32]),
+            last_read: Mutex::new(fingerprint.changed_ns),
             fingerprint,
             content,
-            differs,
-            read,
-            is_other,
+            differs: AtomicBool::new(false),
+            is_other: AtomicBool::new(false),
             times_read_again: AtomicU64::new(0),
         };
         golden.id = golden.identify(cache_dir, progress)?;
-        golden.last_read().id = golden.id;
         Ok(golden)
     }
 
@@ -213,30 +204,21 @@ impl Golden {
     /// Fails with [`Error::Changed`] if the file was written to or replaced since it was opened. Reads the content only if something was done to the file that
     /// may have been a write: it got another name, owner or mode, or its time was set.
     pub fn check_unchanged(&self) -> Result<()> {
-        for stat in [rustix::fs::fstat(self.file()), rustix::fs::stat(&self.path)] {
-            self.compare(stat)?;
-        }
-        self.check_content()
-    }
-
-    fn check_content(&self) -> Result<()> {
-        let changed = || -> Result<i128> {
-            let stat = rustix::fs::fstat(self.file()).map_err(|error| Error::io("cannot examine the image", &self.path)(error.into()))?;
-            Ok(Fingerprint::of(&stat).changed_ns)
-        };
-        let mut read = self.last_read();
-        let changed_ns = changed()?;
-        if read.changed_ns != changed_ns {
+        self.compare(rustix::fs::stat(&self.path))?;
+        // Whoever panicked with the lock had not replaced what is in it.
+        let mut last_read = self.last_read.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let changed_ns = self.compare(rustix::fs::fstat(self.file()))?.changed_ns;
+        if *last_read != changed_ns {
             tracing::info!(path = %self.path.display(), "something was done to a golden image: all of it is read again");
             let id = self.hash(&mut |_| {}).map_err(|source| self.unreadable(source))?;
-            if changed()? != changed_ns {
+            if self.compare(rustix::fs::fstat(self.file()))?.changed_ns != changed_ns {
                 return Err(self.changed("something is being done to it: it changed while it was read".into()));
             }
-            *read = LastRead { changed_ns, id };
+            *last_read = changed_ns;
             self.times_read_again.fetch_add(1, Ordering::SeqCst);
             self.is_other.store(id != self.id, Ordering::SeqCst);
         }
-        self.expect(&read.id).map_err(|_| self.other_content())
+        if self.is_other.load(Ordering::SeqCst) { Err(self.other_content()) } else { Ok(()) }
     }
 
     /// How often the image had to be read again. What somebody read of it before the last time may never have been in it, even if all is well now. Waits for nobody.
@@ -248,20 +230,17 @@ impl Golden {
         self.changed("it was written to, and its time was set back: its content is another one".into())
     }
 
-    fn last_read(&self) -> MutexGuard<'_, LastRead> {
-        // Whoever panicked with the lock had not replaced what is in it.
-        self.read.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
     fn file(&self) -> &File {
         match &self.content {
             Content::Raw(file) | Content::Qcow2 { file, .. } => file,
         }
     }
 
-    fn compare(&self, stat: rustix::io::Result<Stat>) -> Result<()> {
+    /// What the file looks like now, if that does not tell of a write.
+    fn compare(&self, stat: rustix::io::Result<Stat>) -> Result<Fingerprint> {
         let stat = stat.map_err(|error| Error::io("cannot find the golden image", &self.path)(error.into()))?;
-        self.fingerprint.difference(&Fingerprint::of(&stat)).map_or(Ok(()), |what| Err(self.changed(what)))
+        let now = Fingerprint::of(&stat);
+        self.fingerprint.difference(&now).map_or(Ok(now), |what| Err(self.changed(what)))
     }
 
     fn changed(&self, what: String) -> Error {
@@ -301,7 +280,7 @@ impl Golden {
     /// Fails if the open file is not what it was, and tells it once. To be asked after each read: one `fstat`, 0.6 us where a 4 KiB read from the page cache took 2
     /// to 3, and a request for 4 KiB to the server, one at a time, 85. The path is not looked at, for what lies there now does not change what the open file reads.
     fn look(&self) -> Result<()> {
-        let unchanged = self.compare(rustix::fs::fstat(self.file()));
+        let unchanged = self.compare(rustix::fs::fstat(self.file())).map(drop);
         if let Err(error) = &unchanged {
             if !self.differs.swap(true, Ordering::SeqCst) {
                 tracing::warn!(%error, "a golden image in use has changed: what guests read of it ends with an I/O error until it is as it was");

@@ -50,4 +50,3 @@ pub use machine_body::MachineBody;
 pub use network::network_at;
 pub use run::{Arrival, Asked, Journey, Run, Standing, When, fits, spare, spare_like, travel};
 pub use spec::Spec;
-pub use topology::topology;

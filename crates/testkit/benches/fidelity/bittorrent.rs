@@ -33,7 +33,7 @@ pub fn bittorrent(report: &mut Report) {
     thread::sleep(pick(WARM_UP * 2, WARM_UP));
     let rounds = pick(Rounds { rounds: 2, checkpoints: 10, without: 10 }, Rounds { rounds: 1, checkpoints: 4, without: 4 });
     let (pace, sights) = traffic::during(&run, &CLIENTS, || Pace::keep(&run, rounds));
-    let (mut series, mut all, mut stalled) = (Vec::new(), Vec::new(), 0);
+    let (mut series, mut stalled) = (Vec::new(), 0);
     for (place, name) in CLIENTS.iter().enumerate() {
         let rates = traffic::rates(&sights, place, SPAN);
         let [with, without] = traffic::by_kind(&rates, &pace);
@@ -43,22 +43,21 @@ pub fn bittorrent(report: &mut Report) {
         report.tell(&format!("bittorrent: {name} gets with checkpoints"), mean(&with), "Mbit/s", Some(("without", mean(&without))));
         let least = |rates: &[f64]| quantile(rates, 0.0);
         report.tell(&format!("bittorrent: {name}, its worst second"), least(&with), "Mbit/s", Some(("without", least(&without))));
-        all.push(rates.clone());
         series.push((format!("to {name}"), rates));
     }
     report.mark("bittorrent: seconds in which a client gets nothing", stalled as f64, "", None, ("none", stalled == 0));
     report.note(format!("bittorrent: ctorrent; each cable {RATE_MBIT} Mbit/s; {} checkpoints", pace.checkpoints.len()));
+    overlay(&series, &pace, report);
     let marks = pace.checkpoints.iter().map(|at| at.ns as f64 / 1e9).collect();
     Picture { title: "BitTorrent: what three clients get", x: "virtual time, s", y: "Mbit/s", series, marks }.save(report, "bittorrent");
-    overlay(&all, &pace, report);
 }
 
 /// What a client gets in the mean, in windows with checkpoints and in those without, one line over the other.
-fn overlay(rates: &[Vec<(f64, f64)>], pace: &Pace, report: &mut Report) {
+fn overlay(clients: &[(String, Vec<(f64, f64)>)], pace: &Pace, report: &mut Report) {
     let line = |(name, kind): (&str, Kind)| {
         let mut sums = std::collections::BTreeMap::<u64, (f64, usize)>::new();
         for window in pace.windows_of(kind) {
-            for (at, rate) in rates.iter().flatten().filter(|(at, _)| window.contains(at)) {
+            for (at, rate) in clients.iter().flat_map(|(_, rates)| rates).filter(|(at, _)| window.contains(at)) {
                 let sum = sums.entry(((at - window.start) / SPAN) as u64).or_default();
                 *sum = (sum.0 + rate, sum.1 + 1);
             }

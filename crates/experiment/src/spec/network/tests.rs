@@ -7,7 +7,7 @@ use super::{
     },
     *,
 };
-use crate::topology;
+use crate::topology::topology;
 use fermata_net::{Chance, Discipline, InterfaceId, topology::MTU_MAX};
 use proptest::prelude::*;
 use std::{collections::BTreeMap, fmt::Debug, net::Ipv4Addr, ops::RangeInclusive};
@@ -109,7 +109,7 @@ fn the_topology_of_it() {
     assert!(lan.ports.iter().all(|port| port.to_switch.rate == Some(1_000_000_000) && port.from_switch == port.to_switch));
 
     let reverse = parse(&BOTH.replace(r#"["a:eth1", "b:eth1"]"#, r#"["b:eth1", "a:eth1"]"#)).unwrap();
-    assert_eq!(super::super::super::topology(&reverse).links[0].ends, [InterfaceId(2), InterfaceId(0)]);
+    assert_eq!(crate::topology::topology(&reverse).links[0].ends, [InterfaceId(2), InterfaceId(0)]);
     let Action::Link { change, .. } = &spec.events[1].action else { panic!() };
     assert_eq!((change.sent.reorder, change.received.reorder), (None, Some(Chance { per_billion: 12_500_000 })));
     assert_eq!((change.sent.delay_ns, change.received.delay_ns), (Some(5_000_000), Some(5_000_000)));
