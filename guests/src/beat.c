@@ -5,6 +5,8 @@
  *   beat work FILE COUNT LOOPS              the same computation
  *   beat ping FILE COUNT ADDRESS EVERY_US   echo requests at a steady rate
  *   beat sink FILE COUNT                    takes datagrams, until none comes for 3 s; notes their numbers instead
+ *   beat clock FILE COUNT                   reads the processor's clock (TSC) without end; notes two records each time it leapt or had stood still:
+ *                                           when and how far it leapt, and for how long we read it before while it stood
  *   beat flood ADDRESS COUNT BYTES PER_S    sends numbered datagrams; PER_S 0: as fast as the system takes them
  *
  * SIGTERM ends it early. Nothing is written before the end, since that would disturb what is measured. FILE holds, all little-endian:
@@ -124,6 +126,45 @@ static void work(long count, long loops)
         }
         result = state;
         note(before, now() - before);
+    }
+}
+
+/* Ticks. A reading takes a few hundred at most; whatever comes between two takes longer than this. */
+#define LEAP 5000
+
+static int64_t ticks(void)
+{
+    return __builtin_ia32_rdtsc();
+}
+
+/* How often it was read while it stood, not for how long: what a reading takes is known in the end. */
+static void leaps(long count)
+{
+    int64_t mono = now(), begin = ticks(), last = begin, read = 0, steps = 0, stood = 0;
+    while (!ended && head.count + 2 <= count) {
+        int64_t at = ticks();
+        if (at == last) {
+            stood++;
+            continue;
+        }
+        if (stood || at - last > LEAP) {
+            records[head.count].at = last;
+            records[head.count].took = at - last > INT32_MAX ? INT32_MAX : at - last;
+            records[head.count + 1].at = last;
+            records[head.count + 1].took = stood;
+            head.count += 2;
+            stood = 0;
+        } else {
+            steps += at - last;
+            read++;
+        }
+        last = at;
+    }
+    double tick_ns = (double)(now() - mono) / (ticks() - begin), step_ns = steps * tick_ns / (read ? read : 1);
+    for (int64_t i = 0; i < head.count; i++) {
+        double took = records[i].took * (i % 2 ? step_ns : tick_ns);
+        records[i].at = mono + (records[i].at - begin) * tick_ns;
+        records[i].took = took > INT32_MAX ? INT32_MAX : took;
     }
 }
 
@@ -260,7 +301,7 @@ int main(int words, char **word)
     if (words == 6 && !strcmp(word[1], "flood") && size >= 4 && size <= BYTES_MAX)
         return flood(word[2], count, size, atol(word[5]));
     if (words < 4 || count < 1 || count > COUNT_MAX) {
-        fprintf(stderr, "usage: beat sleep|work|ping|sink FILE COUNT [...] | beat flood ADDRESS COUNT BYTES PER_S\n");
+        fprintf(stderr, "usage: beat sleep|work|ping|sink|clock FILE COUNT [...] | beat flood ADDRESS COUNT BYTES PER_S\n");
         return 2;
     }
     records = calloc(count, sizeof *records);
@@ -277,6 +318,8 @@ int main(int words, char **word)
         ping(count, word[4], atol(word[5]));
     else if (!strcmp(word[1], "sink"))
         sink(count);
+    else if (!strcmp(word[1], "clock"))
+        leaps(count);
     head.end = look();
     write_down(word[2]);
     return 0;

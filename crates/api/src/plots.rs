@@ -2,7 +2,7 @@
 //! it was there before, and what the pause and the work around it were spent on.
 
 use crate::values::{Checkpoint, Panel, Plot, Plots, PlottedCheckpoint, Series};
-use fermata_types::{Composition, PAGE_SIZE, PageCounts, PartKind, Use};
+use fermata_types::{Composition, Distances, PAGE_SIZE, PageCounts, PartKind, Use};
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
@@ -124,16 +124,17 @@ fn duplicates(checkpoints: &[Checkpoint]) -> Vec<Panel> {
         stacked: true,
         series: shares_of_duplicates(checkpoints, kind),
     };
-    let distances = Panel {
-        title: "Duplicates of earlier checkpoints: how many checkpoints ago they were first stored".to_owned(),
-        unit: "pages".to_owned(),
+    let distances = |title: &str, unit: &str, kind| Panel {
+        title: title.to_owned(),
+        unit: unit.to_owned(),
         stacked: true,
-        series: distances(checkpoints),
+        series: distances(checkpoints, kind),
     };
     vec![
         panel("Memory: written pages that were there before", PartKind::Machine),
         panel("Disks: written blocks that were there before", PartKind::Disk),
-        distances,
+        distances("Memory: how many checkpoints ago such pages were first stored", "pages", PartKind::Machine),
+        distances("Disks: how many checkpoints ago such blocks were first stored", "blocks", PartKind::Disk),
     ]
 }
 
@@ -159,12 +160,13 @@ fn shares_of_duplicates(checkpoints: &[Checkpoint], kind: PartKind) -> Vec<Serie
     seen(series)
 }
 
-fn distances(checkpoints: &[Checkpoint]) -> Vec<Series> {
-    let classes: BTreeSet<_> = checkpoints.iter().flat_map(|of| of.pages.distances.iter().map(|(least, _)| least)).collect();
-    let count = |of: &Checkpoint, class: u32| of.pages.distances.iter().find(|(least, _)| *least == class).map_or(0, |(_, count)| count);
+fn distances(checkpoints: &[Checkpoint], kind: PartKind) -> Vec<Series> {
+    let all: Vec<_> = checkpoints.iter().map(|of| counts(of, kind).map(|counts| counts.distances)).collect();
+    let classes: BTreeSet<_> = all.iter().flatten().flat_map(|distances| distances.iter().map(|(least, _)| least)).collect();
+    let count = |of: &Distances, class: u32| of.iter().find(|(least, _)| *least == class).map_or(0, |(_, count)| count);
     let series = classes.into_iter().map(|least| Series {
         name: if least == 1 { "1".to_owned() } else { format!("{least} to {}", u64::from(least) * 2 - 1) },
-        values: checkpoints.iter().map(|of| Some(count(of, least) as f64)).collect(),
+        values: all.iter().map(|of| of.as_ref().map(|of| count(of, least) as f64)).collect(),
     });
     series.collect()
 }
@@ -295,8 +297,8 @@ mod tests {
             PageCounts { unchanged: 768, free: 64, zero: 64, on_disk: 32, known: 64, within: 16, new: 32, ..PageCounts::default() };
         let disk = PageCounts { unchanged: 90, known: 4, new: 6, ..PageCounts::default() };
         let mut history = vec![checkpoint(1, machine, disk), checkpoint(2, machine, PageCounts::default())];
-        history[1].pages.distances.add(1);
-        history[1].pages.distances.add(6);
+        let machine = history[1].pages_by_part.get_mut("m1").unwrap();
+        [1, 6].into_iter().for_each(|distance| machine.distances.add(distance));
         let pages = BTreeMap::from([(Use::Free, 512), (Use::CacheClean, 256), (Use::Kernel, 256)]);
         history[1].composition.insert("m1".to_owned(), Composition { pages, unknown: None });
         history[0].composition.insert("m1".to_owned(), Composition::unknown("no Linux"));
@@ -343,6 +345,7 @@ mod tests {
         check(&duplicates[0], &[("in this checkpoint", [share; 2]), ("in earlier ones", [Some(37.5); 2]), ("on_disk", [Some(25.0); 2])]);
         check(&duplicates[1], &[("in earlier ones", [Some(40.0), None])]);
         check(&duplicates[2], &[("1", [Some(0.0), Some(1.0)]), ("4 to 7", [Some(0.0), Some(1.0)])]);
+        check(&duplicates[3], &[]);
     }
 
     #[test]

@@ -129,17 +129,21 @@ mod tests {
     }
 
     #[test]
-    fn a_png_has_the_size_that_it_should_have() {
+    fn a_png_of_each_has_the_size_that_it_should_have() {
         let plots = sample();
-        let one = &plots.plots[3..4];
-        let file = png(&plots, one).unwrap();
-        let mut reader = png::Decoder::new(std::io::Cursor::new(&file)).read_info().unwrap();
-        let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
-        let info = reader.next_frame(&mut pixels).unwrap();
-        assert_eq!((info.width, info.height), size(one, PNG_SCALE).unwrap());
-        // It is not empty, and the same each time.
-        assert!(pixels.iter().any(|byte| *byte < 0x40));
-        assert_eq!(png(&plots, one).unwrap(), file);
+        let mut seen = Vec::new();
+        for one in plots.plots.chunks(1) {
+            let file = png(&plots, one).unwrap();
+            let mut reader = png::Decoder::new(std::io::Cursor::new(&file)).read_info().unwrap();
+            let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
+            let info = reader.next_frame(&mut pixels).unwrap();
+            assert_eq!((info.width, info.height), size(one, PNG_SCALE).unwrap());
+            // It has ink and is no other's; and it is the same each time.
+            assert!(pixels.iter().any(|byte| *byte < 0x40) && !seen.contains(&pixels), "{}", one[0].name);
+            assert_eq!(png(&plots, one).unwrap(), file);
+            seen.push(pixels);
+        }
+        assert_eq!(seen.len(), KINDS.len());
     }
 
     #[test]

@@ -132,7 +132,9 @@ fn singles(loads: &[&Load], report: &mut Report) {
             shares[place].add(amount);
             report.tell(&format!("{}: saved {}", load.name, HELP[place]), percent(amount.saved), "%", Some(("the paper", paper)));
         }
-        report.tell(&format!("{}: eager restore", load.name), restored, "s", Some(("loadvm", loadvm.as_secs_f64())));
+        let loadvm = loadvm.as_secs_f64();
+        let verdict = ("not slower than loadvm", restored <= loadvm);
+        report.mark(&format!("{}: eager restore", load.name), restored, "s", Some(("loadvm", loadvm)), verdict);
         report.tell(&format!("{}: savevm's file grows by", load.name), grown, "MiB", None);
     }
     for (place, limit) in [8.0, 12.0].into_iter().enumerate() {

@@ -157,6 +157,11 @@ fn windows(name: &str, frames: &[Frame], seams: &[f64], passed: f64, report: &mu
     let expected = seams.len() as f64 * share;
     let mark = ("no more than chance", changed <= expected + 3.0 * (expected * (1.0 - share)).sqrt());
     report.mark(&format!("{name}: windows changed across a checkpoint"), changed, "", Some(("by chance", expected)), mark);
+    let by = |pair: &[&Frame]| (f64::from(pair[1].window) / f64::from(pair[0].window.max(1)) - 1.0).abs() * 100.0;
+    let most = acknowledgements.windows(2).map(by).fold(0.0, f64::max);
+    let across = seams.iter().map(|at| acknowledgements.partition_point(|frame| frame.at < *at).clamp(1, acknowledgements.len() - 1));
+    let most_across = across.map(|next| by(&acknowledgements[next - 1..=next])).fold(0.0, f64::max);
+    report.tell(&format!("{name}: by how much at most"), most_across, "%", Some(("between any two", most)));
 }
 
 /// What happens at checkpoints and elsewhere.

@@ -6,83 +6,76 @@ use fermata_testkit::{
     Bench, Snapshot,
     bench::await_console,
     guests,
-    lost::{Look, Lost},
     measure::{at_every, pick},
     oracle::differing,
     report::{Report, quantile},
 };
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    thread,
-    time::Duration,
-};
+use fermata_types::VirtualTime;
+use std::{thread, time::Duration};
 
 const BOOT: Duration = Duration::from_secs(120);
 const END: Duration = Duration::from_secs(900);
 /// Closer together than elsewhere: what is lost does not depend on how long the guest ran between.
 const OFTEN: Duration = Duration::from_millis(200);
 const LOST_US_MAX: f64 = 20.0;
+/// How exactly it is known when a guest stood, by its own clock.
+const INEXACT_NS: f64 = 50e3;
 
-/// For how long the guest's processor ran between two checkpoints, less the virtual time that passed: what the clock ran on for before the processor
-/// did makes it less, what the processor ran on for after the clock had stopped makes it more. The guest computes all the time, so its processor's
-/// thread either runs or waits for a processor of the host; the kernel counts both. Seldom checkpoints tell what is lost anyhow.
+/// The guest's processor does nothing but read its clock, and notes where it leapt. When the machine goes on its clock does so first, and the processor a little
+/// later; the leap across a checkpoint is that. Before, when it stops, the processor may go on for a while after its clock, and read the same again and again:
+/// that is taken off. So nothing that the host does at other times is in it.
 pub fn lost(report: &mut Report) {
+    let disk = format!("    image: {}\n", guests::file("tiny-disk.raw").display());
     lost_by("a machine", "", report);
     // QEMU starts each such device anew when the machine goes on, by a conversation with its server.
-    lost_by("one with a disk", &format!("    image: {}\n", guests::file("tiny-disk.raw").display()), report);
+    lost_by("one with a disk", &disk, report);
 }
 
 fn lost_by(what: &str, node: &str, report: &mut Report) {
     let bench = Bench::new(&guests::tiny("lost", "fermata.run=none", node));
     let run = bench.boot();
     await_console(&run.body(), BOOT, |text| text.contains("tiny ready").then_some(()));
-    let _busy = Beating::begin(&run, 0, "work", "1000000 1000000");
-    let processor = processor_of(run.body().machine().pid());
-    let look = || {
-        let mut ran = 0.0;
-        let (_, record) = run.checkpoint_observed(None, &mut |_| ran = ran_ns(&processor)).expect("a checkpoint");
-        Look { ran, time: record.time_virtual_ns as f64 }
-    };
+    let times = pick(500, 25);
+    let checkpoint = || VirtualTime::from_ns(run.checkpoint(None).expect("a checkpoint").1.time_virtual_ns);
+    let often = lost_at(&run, times, checkpoint);
     // QEMU stops the machine and lets it go on, and all of the checkpoint's own work is done while it stands.
-    let stopped = || {
+    let alone = lost_at(&run, times / 5, || {
         run.pause().expect("it stops");
-        let look = look();
+        let at = checkpoint();
         run.resume().expect("it goes on");
-        look
-    };
-    look();
-    let (times, rare) = pick((500, 25), (50, 5));
-    let often = Lost::new(&at_every(OFTEN, times + 1, look));
-    let seldom = Lost::new(&at_every(OFTEN * 20, rare + 1, look));
-    let alone = Lost::new(&at_every(OFTEN, times / 5 + 1, stopped));
-    let anyhow = seldom.rate(&often);
-    let mean = often.each(anyhow);
-    let rival = Some(("at most", LOST_US_MAX));
+        at
+    });
     let name = |value: &str| format!("lost: {what}, {value}");
-    report.mark(&name("a checkpoint, mean"), mean, "us", rival, ("20 us in the mean", mean.abs() <= LOST_US_MAX));
-    report.tell(&name("by QEMU's stop and cont alone"), alone.each(anyhow), "us", None);
+    let mean_of = |lost: &[f64]| lost.iter().sum::<f64>() / lost.len() as f64;
+    let mean = mean_of(&often);
+    let mark = ("20 us in the mean", mean.abs() <= LOST_US_MAX);
+    report.mark(&name("a checkpoint, mean"), mean, "us", Some(("QEMU's stop and cont alone", mean_of(&alone))), mark);
     for (value, share) in [("least", 0.0), ("p50", 0.5), ("p99", 0.99), ("worst", 1.0)] {
-        report.tell(&name(value), quantile(&often.lost, share), "us", None);
+        report.tell(&name(value), quantile(&often, share), "us", Some(("QEMU's stop and cont alone", quantile(&alone, share))));
     }
-    report.tell(&name("anyhow, a second"), anyhow, "us", None);
     report.note(format!(
         "lost: {times} checkpoints, one every {} ms; what is positive, the clock ran without the processor",
         OFTEN.as_millis()
     ));
 }
 
-/// What the kernel counts of the thread of the guest's processor.
-fn processor_of(pid: u32) -> PathBuf {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("QEMU lives").flatten();
-    let is_processor = |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("CPU 0"));
-    tasks.map(|task| task.path()).find(is_processor).expect("it has a processor").join("schedstat")
-}
-
-/// How long it ran, and waited for a processor of the host; ns.
-fn ran_ns(processor: &Path) -> f64 {
-    let counts = fs::read_to_string(processor).expect("QEMU lives");
-    counts.split_whitespace().take(2).map(|count| count.parse::<f64>().expect("a number")).sum()
+/// What is lost each time that this stops the guest, us. It tells the virtual time at which the guest stood.
+fn lost_at(run: &Run, times: usize, stop: impl FnMut() -> VirtualTime) -> Vec<f64> {
+    let beating = Beating::begin(run, 0, "clock", "1000000");
+    // The first ones meet a guest that is still about to begin.
+    let stops = at_every(OFTEN, times + 10, stop).split_off(10);
+    let beats = beating.end();
+    // Each leap, and for how long the clock was seen to stand before it.
+    let leaps: Vec<_> = beats.all.chunks_exact(2).map(|pair| (pair[0], pair[1].took.expect("a time"))).collect();
+    let across = |at: &VirtualTime| {
+        let at = beats.guest_time(*at);
+        let near = leaps.iter().filter(|(leap, _)| leap.at < at + INEXACT_NS && at - INEXACT_NS < leap.end());
+        // Less than what a reading takes to be told from the next is nothing.
+        near.map(|(leap, stood)| (leap.end() - leap.at, stood))
+            .max_by(|a, b| a.0.total_cmp(&b.0))
+            .map_or(0.0, |(leapt, stood)| (leapt - stood) / 1e3)
+    };
+    stops.iter().map(across).collect()
 }
 
 /// The RAM of a deterministic machine in the end, with checkpoints and without.
