@@ -1,4 +1,4 @@
-//! Pages that are free in the guest are left out of checkpoints, found without its help, and nobody misses them. About two minutes and a half.
+//! Pages that are free in the guest are left out of checkpoints, found without its help, and nobody misses them. About two minutes.
 
 use fermata_experiment::{Journey, Run, Status};
 use fermata_store::VerifyOptions;
@@ -20,12 +20,9 @@ const FILE_PAGES: u64 = 12_288;
 const INSTANTS: usize = 5;
 
 /// Kernel, what it is told besides, and whether it needs the newer QEMU: the translator of QEMU 7 does not run Linux 6.12 reliably.
-const GUESTS: [(&str, &str, bool); 4] = [
-    ("generic/", "page_poison=1", false),
-    ("generic/", "init_on_free=1", false),
-    ("linux-6.12/", "page_poison=1", true),
-    ("linux-6.12/", "init_on_free=1", true),
-];
+/// Debian's cloud kernels cannot poison.
+const GUESTS: [(&str, &str, bool); 3] =
+    [("generic/", "page_poison=1", false), ("generic/", "init_on_free=1", false), ("linux-6.12/", "init_on_free=1", true)];
 /// Where Linux lies if nobody moves it (KASLR).
 const UNMOVED: &str = "ffffffff81000000";
 
@@ -66,8 +63,9 @@ fn what_was_written_and_given_back_is_not_kept() {
         }
         assert!(count(&uses["free"]) > 20_000 && count(&uses["slab"]) > 200 && count(&uses["page_tables"]) > 20, "{uses}");
         assert!(count(&uses["anonymous"]) > 4_000, "{uses}");
-        // None of what was in the file can be compressed. With `page_poison` nothing of it is left in memory: its pages hold a pattern, which is kept once.
-        assert!(count(&seen["stored_bytes"]) < bytes / 2, "{directory}: {seen}");
+        // None of what was in the file can be compressed, nor what the guest's program writes meanwhile, which is a third of it. With `page_poison` nothing of it
+        // is left in memory: its pages hold a pattern, which is kept once.
+        assert!(count(&classes["new"]) < FILE_PAGES * 3 / 4, "{directory}: {seen}");
         let class = if told.contains("page_poison") { "known" } else { "free" };
         assert!(count(&classes[class]) > FILE_PAGES / 2, "{directory} {class}: {classes}");
         for how in [&["goto", id.as_str()][..], &["goto", "--eager", id.as_str()]] {
