@@ -287,6 +287,7 @@ mod tests {
             images: vec![],
             network: None,
             down: vec![],
+            runs: vec![],
         }
     }
 

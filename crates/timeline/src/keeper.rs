@@ -20,6 +20,10 @@ use std::{
     time::Duration,
 };
 
+mod instant;
+
+pub use instant::{Instant, Reached};
+
 /// The first run of an experiment.
 pub const FIRST_RUN: &str = "main";
 
@@ -254,7 +258,7 @@ impl Keeper {
         let watch = Stopwatch::start();
         let _one_at_a_time = self.set_out()?;
         let run = self.run(run)?;
-        let (id, record) = self.find(to)?;
+        let (id, record) = self.find(to, Some(&run))?;
         let before = run.body();
         let was_running = before.glance().contains(&Status::Running);
         // Nobody will miss what it would still do; its processor is needed.
@@ -292,12 +296,9 @@ impl Keeper {
         let watch = Stopwatch::start();
         let _one_at_a_time = self.set_out()?;
         let (id, record) = match from {
-            Some(from) => self.find(from)?,
+            Some(from) => self.find(from, self.run(run).ok().as_deref())?,
             None => {
-                let run = self.run(run)?;
-                let id = run.standing().head.ok_or_else(|| {
-                    Error::Refused(format!("run {} has no checkpoint to fork from yet: `fermata checkpoint` takes one", run.name()))
-                })?;
+                let id = head(&*self.run(run)?)?;
                 (id, self.record(&id)?)
             }
         };
@@ -310,8 +311,10 @@ impl Keeper {
         Ok(Resumed { run: name.clone(), branch: name, checkpoint: id, time_virtual, took, warm })
     }
 
-    fn find(&self, text: &str) -> Result<(CheckpointId, Record)> {
-        let id = self.host.store().resolve(text, Some(&self.spec.name))?;
+    /// A checkpoint by what a person typed: `~N` alone is the N-th before the one that the run stands on.
+    fn find(&self, text: &str, run: Option<&Run>) -> Result<(CheckpointId, Record)> {
+        let of_run = run.filter(|_| text.starts_with('~')).map(|run| Ok::<_, Error>(format!("{}{text}", head(run)?))).transpose()?;
+        let id = self.host.store().resolve(of_run.as_deref().unwrap_or(text), Some(&self.spec.name))?;
         Ok((id, self.record(&id)?))
     }
 
@@ -489,6 +492,12 @@ impl Keeper {
             let _ = thread.join();
         }
     }
+}
+
+/// The checkpoint that a run stands on.
+fn head(run: &Run) -> Result<CheckpointId> {
+    let message = || format!("run {} has no checkpoint yet: `fermata checkpoint` takes one", run.name());
+    run.standing().head.ok_or_else(|| Error::Refused(message()))
 }
 
 /// Waits; true when it was woken because all ends.

@@ -26,7 +26,7 @@ Examples:
   fermata rm --all -e old-experiment --dry-run
   fermata log --branch main -q | tail -n +100 | xargs fermata rm")]
 pub struct Rm {
-    /// Checkpoints: the beginning of an id, a tag or a branch for its newest; each with ~N for the N-th before it
+    /// Checkpoints: the beginning of an id, a tag or a branch for its newest; each with ~N for the N-th before it, ~N alone counting from where the run is
     #[arg(value_name = "ID", required_unless_present_any = ["branch", "all"], add = complete::checkpoints())]
     checkpoints: Vec<String>,
     /// A branch, with the checkpoints that no other branch leads to
@@ -51,8 +51,8 @@ impl Rm {
         let stored = pick::stored(context)?;
         let named = self.checkpoints.len();
         let request = RemoveRequest {
+            checkpoints: self.checkpoints.iter().map(|text| stored.name(text)).collect(),
             experiment: stored.experiment,
-            checkpoints: self.checkpoints,
             branches: self.branch,
             all: self.all,
             force: self.force,

@@ -24,5 +24,6 @@ mod page_map;
 mod randomness;
 mod replicated;
 mod soak;
+mod travel;
 mod ways_in;
 mod working_set;
