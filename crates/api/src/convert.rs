@@ -214,6 +214,6 @@ fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-fn rfc3339(ns: u64) -> String {
+pub(crate) fn rfc3339(ns: u64) -> String {
     jiff::Timestamp::from_nanosecond(i128::from(ns)).map_or_else(|_| String::new(), |time| format!("{time:.3}"))
 }

@@ -10,7 +10,7 @@ use crate::{
     local, paths,
     server::Server,
     service::Service as _,
-    spec::{CaptureMode, CaptureOptions, FreePages, Spec, TrackerChoice},
+    spec::{CaptureMode, CaptureOptions, FreePages, Keep, Spec, TrackerChoice},
     values::{Activity, Ended, Experiment, ExperimentState, GotoRequest, Problem, Reached, Resumed, When},
 };
 use fermata_experiment::Host;
@@ -66,6 +66,8 @@ pub struct UpRequest {
     pub capture: Option<CaptureMode>,
     /// Who tells which pages were written; none: as the specification says.
     pub tracker: Option<TrackerChoice>,
+    /// Which checkpoints are kept; none: as the specification says.
+    pub keep: Option<Keep>,
     /// Keep pages that are free in the guest, too; else as the specification says.
     pub exact: bool,
     /// The store.
@@ -84,7 +86,8 @@ impl UpRequest {
             free: if self.exact { FreePages::Keep } else { said.free },
             ..said
         };
-        Will { spec: Spec { every, capture, ..self.spec }, store: self.store, goto: None, metrics: self.metrics }
+        let keep = self.keep.or_else(|| self.spec.keep.clone());
+        Will { spec: Spec { every, keep, capture, ..self.spec }, store: self.store, goto: None, metrics: self.metrics }
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! Fields are added, never renamed or removed; units are in the names.
 
+mod pruned;
+
 use fermata_experiment::{
     net::{Change, Counters, InterfaceId, Mac, Shape, Topology},
     spec::Port,
@@ -11,6 +13,7 @@ pub use fermata_store::{
     VerifyOptions,
 };
 use fermata_types::{BlobName, CheckpointId, Composition, ImageId, MachineId, PageCounts, PartKind, Root};
+pub use pruned::{Pruned, PrunedCheckpoint, Stays};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::SocketAddrV4, path::PathBuf};
 
@@ -399,7 +402,7 @@ pub struct Experiment {
     pub runs: Vec<Run>,
     /// Whether a spare process stands ready for the next `goto` or `fork`.
     pub spare_ready: bool,
-    /// Why the last checkpoint by the clock failed, if it did; or that the keeper lives and does not answer.
+    /// Why the last checkpoint by the clock failed, or removing what is not to be kept, if it did; or that the keeper lives and does not answer.
     pub trouble: Option<String>,
 }
 

@@ -20,6 +20,7 @@ mod metrics;
 mod pause;
 mod plot;
 mod ports;
+mod prune;
 mod rebuild;
 mod resume;
 mod rm;
@@ -86,6 +87,7 @@ pub enum Command {
     Metrics(metrics::Metrics),
     Down(down::Down),
     Rm(rm::Rm),
+    Prune(prune::Prune),
     Gc(gc::Gc),
     Verify(verify::Verify),
     Rebuild(rebuild::Rebuild),
@@ -122,6 +124,7 @@ impl Command {
             Self::Metrics(command) => command.run(context),
             Self::Down(command) => command.run(context),
             Self::Rm(command) => command.run(context),
+            Self::Prune(command) => command.run(context),
             Self::Gc(command) => command.run(context),
             Self::Verify(command) => command.run(context),
             Self::Rebuild(command) => command.run(context),

@@ -67,6 +67,7 @@ fn every_command_has_help_with_examples() {
         "plot",
         "goto",
         "fork",
+        "prune",
         "link",
         "capture",
         "tag",

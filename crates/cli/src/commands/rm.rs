@@ -58,7 +58,7 @@ impl Rm {
             force: self.force,
             dry_run: self.dry_run,
         };
-        if !self.yes && !self.dry_run && io::stdin().is_terminal() && io::stderr().is_terminal() {
+        if !self.yes && !self.dry_run && can_ask() {
             let would = housekeeping::remove(&stored.store, &RemoveRequest { dry_run: true, ..request.clone() })?;
             if would.checkpoints.len() > named {
                 ask(&text(&would, true, &Style::default()))?;
@@ -73,8 +73,13 @@ impl Rm {
     }
 }
 
+/// Whether somebody sits there.
+pub fn can_ask() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
 /// Goes on only if the user says so.
-fn ask(would: &str) -> std::result::Result<(), Failure> {
+pub fn ask(would: &str) -> std::result::Result<(), Failure> {
     let mut stderr = io::stderr();
     write!(stderr, "{would}Remove? [y/N] ")?;
     stderr.flush()?;

@@ -21,6 +21,7 @@ mod matrix;
 mod metrics;
 mod network;
 mod page_map;
+mod prune;
 mod randomness;
 mod replicated;
 mod soak;
