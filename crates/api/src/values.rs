@@ -3,6 +3,7 @@
 //! Fields are added, never renamed or removed; units are in the names.
 
 mod pruned;
+mod trials;
 
 use fermata_experiment::{
     net::{Change, Counters, InterfaceId, Mac, Shape, Topology},
@@ -16,6 +17,7 @@ use fermata_types::{BlobName, CheckpointId, Composition, ImageId, MachineId, Pag
 pub use pruned::{Pruned, PrunedCheckpoint, Stays};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::SocketAddrV4, path::PathBuf};
+pub use trials::{BisectStep, Bisected, Outcome, Tried, TriedOnce};
 
 /// A checkpoint: what `fermata checkpoint` prints, and `fermata log` prints many of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

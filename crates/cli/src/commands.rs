@@ -1,5 +1,7 @@
 //! The commands, a file each: options, what is asked for, and how the answer looks.
 
+mod attempt;
+mod bisect;
 mod capture;
 mod checkpoint;
 mod completions;
@@ -77,6 +79,8 @@ pub enum Command {
     Plot(plot::Plot),
     Goto(goto::Goto),
     Fork(fork::Fork),
+    Try(attempt::Try),
+    Bisect(bisect::Bisect),
     Link(link::Link),
     Capture(capture::Capture),
     Pause(pause::Pause),
@@ -114,6 +118,8 @@ impl Command {
             Self::Plot(command) => command.run(context),
             Self::Goto(command) => command.run(context),
             Self::Fork(command) => command.run(context),
+            Self::Try(command) => command.run(context),
+            Self::Bisect(command) => command.run(context),
             Self::Link(command) => command.run(context),
             Self::Capture(command) => command.run(context),
             Self::Pause(command) => command.run(context),

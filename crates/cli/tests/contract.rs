@@ -67,6 +67,8 @@ fn every_command_has_help_with_examples() {
         "plot",
         "goto",
         "fork",
+        "try",
+        "bisect",
         "prune",
         "link",
         "capture",

@@ -26,5 +26,6 @@ mod randomness;
 mod replicated;
 mod soak;
 mod travel;
+mod trials;
 mod ways_in;
 mod working_set;
