@@ -153,7 +153,7 @@ impl Service for Client {
         self.post("checkpoint", &request)
     }
 
-    fn goto(&self, request: GotoRequest) -> Result<Resumed, Problem> {
+    fn goto(&self, request: GotoRequest, _: &dyn Fn() -> bool) -> Result<Resumed, Problem> {
         self.post("goto", &request)
     }
 

@@ -1,9 +1,9 @@
 //! From what the rooms below know to what people and programs are told.
 
 use crate::values;
-use fermata_experiment::{Forward, MachineBody, Run, Status};
-use fermata_timeline::{Change, Entry, Resumed};
-use fermata_types::{CheckpointId, ClassTimes, MachineId, PAGE_SIZE, PageCounts};
+use fermata_experiment::{Forward, MachineBody, Run, Status, When};
+use fermata_timeline::{Change, Entry, Reached, Resumed};
+use fermata_types::{CheckpointId, ClassTimes, MachineId, PAGE_SIZE, PageCounts, VirtualTime};
 use std::{
     collections::BTreeMap,
     net::{Ipv4Addr, SocketAddrV4},
@@ -59,6 +59,7 @@ pub(crate) fn checkpoint(entry: Entry) -> values::Checkpoint {
         images: record.images,
         network: None,
         down: vec![],
+        runs: vec![],
     }
 }
 
@@ -98,6 +99,27 @@ pub(crate) fn resumed(resumed: Resumed) -> values::Resumed {
         warm: resumed.warm,
         time_virtual_ns: resumed.time_virtual.ns,
         branch: resumed.branch,
+        reached: None,
+    }
+}
+
+pub(crate) fn reached(reached: Reached) -> values::Reached {
+    let Reached { asked, from, at, went, paused } = reached;
+    values::Reached {
+        asked_ns: asked.ns,
+        time_virtual_ns: at.ns,
+        late_ns: at.ns.saturating_sub(asked.ns),
+        ran_ns: at.ns.saturating_sub(from.ns),
+        went,
+        paused,
+    }
+}
+
+/// An instant as the rooms below have it.
+pub(crate) fn when(when: values::When) -> When {
+    match when {
+        values::When::AfterNs(ns) => When::After(Duration::from_nanos(ns)),
+        values::When::AtNs(ns) => When::At(VirtualTime::from_ns(ns)),
     }
 }
 
@@ -192,6 +214,6 @@ fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-fn rfc3339(ns: u64) -> String {
+pub(crate) fn rfc3339(ns: u64) -> String {
     jiff::Timestamp::from_nanosecond(i128::from(ns)).map_or_else(|_| String::new(), |time| format!("{time:.3}"))
 }

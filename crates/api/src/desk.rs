@@ -10,9 +10,8 @@ use crate::{
         ExperimentState, ForkRequest, ForwardOf, ForwardRequest, GotoRequest, LinkEnd, LinkRequest, Metric, Problem, Resumed, RunRequest,
     },
 };
-use fermata_experiment::{Asked, Body, MachineBody, Run, Status, When};
-use fermata_timeline::{Fork, Keeper, history};
-use fermata_types::VirtualTime;
+use fermata_experiment::{Asked, Body, MachineBody, Run, Status};
+use fermata_timeline::{Fork, Instant, Keeper, history};
 use std::{
     fs,
     sync::{Arc, mpsc},
@@ -73,19 +72,24 @@ impl Service for Desk {
     }
 
     fn checkpoint(&self, request: CheckpointRequest, wanted: &dyn Fn() -> bool) -> Result<Checkpoint, Problem> {
-        let when = request.when.map(|when| match when {
-            values::When::AfterNs(ns) => When::After(Duration::from_nanos(ns)),
-            values::When::AtNs(ns) => When::At(VirtualTime::from_ns(ns)),
-        });
+        let when = request.when.map(convert::when);
         let asked = Asked { message: request.message, paranoid: request.paranoid, when, in_turn: false };
         let (id, _) = self.keeper.checkpoint_as(request.run.as_deref(), asked, wanted).map_err(problem)?;
         Ok(convert::checkpoint(history::entry(self.keeper.host().store(), id).map_err(problem)?))
     }
 
-    fn goto(&self, request: GotoRequest) -> Result<Resumed, Problem> {
-        let resumed = self.keeper.goto(&request.to, request.run.as_deref(), request.eager, request.paused).map_err(problem)?;
+    fn goto(&self, request: GotoRequest, wanted: &dyn Fn() -> bool) -> Result<Resumed, Problem> {
+        let GotoRequest { to, run, eager, paused, when, go_on } = request;
+        let went = match when {
+            None => self.keeper.goto(&to, run.as_deref(), eager, paused).map(convert::resumed),
+            Some(when) => {
+                let instant = Instant { when: convert::when(when), line: Some(to).filter(|to| !to.is_empty()), go_on };
+                let went = self.keeper.goto_instant(&instant, run.as_deref(), eager, wanted);
+                went.map(|(resumed, reached)| Resumed { reached: Some(convert::reached(reached)), ..convert::resumed(resumed) })
+            }
+        };
         self.leave_note();
-        Ok(convert::resumed(resumed))
+        went.map_err(problem)
     }
 
     fn fork(&self, request: ForkRequest) -> Result<Resumed, Problem> {

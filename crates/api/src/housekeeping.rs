@@ -1,11 +1,17 @@
 //! Keeping a store in order: removing, collecting, verifying, counting. None of it needs a keeper, and none of it disturbs one.
 
 use crate::{
-    convert::problem,
+    convert::{self, problem},
     keeping, local,
-    values::{Activity, CollectOptions, Collected, Experiment, ExperimentState, Problem, Removed, Stats, Verified, VerifyOptions},
+    spec::Keep,
+    values::{
+        Activity, CollectOptions, Collected, Experiment, ExperimentState, Problem, Pruned, PrunedCheckpoint, Removed, Stats, Stays,
+        Verified, VerifyOptions,
+    },
 };
-use fermata_store::{BranchName, CollectStage, Progress, Removal, VerifyStage};
+use fermata_linux::clock::wall_ns;
+use fermata_store::{BranchName, CollectStage, Progress, Removal, Store, VerifyStage, Why};
+use fermata_timeline::retention::{self, Verdict};
 use std::path::Path;
 
 /// What to remove of an experiment.
@@ -57,6 +63,70 @@ fn check_nobody_grows(known: &[Experiment], request: &RemoveRequest) -> Result<(
             "run {} grows branch {}: end it with `fermata down {0} -e {name}`, or name the checkpoints that shall go",
             run.name, run.branch
         ))),
+    }
+}
+
+/// What is to be kept of an experiment.
+#[derive(Debug, Clone, Default)]
+pub struct PruneRequest {
+    /// The experiment.
+    pub experiment: String,
+    /// What is kept; none: as the specification of its latest checkpoint says.
+    pub keep: Option<Keep>,
+    /// Only say what would go.
+    pub dry_run: bool,
+}
+
+/// Removes the checkpoints that a policy does not keep, as [`remove`] does.
+pub fn prune(store: &Path, request: &PruneRequest) -> Result<Pruned, Problem> {
+    let opened = local::open(store)?;
+    let PruneRequest { experiment, keep, dry_run } = request;
+    let keep = match keep {
+        Some(keep) => keep.clone(),
+        None => kept_by_specification(&opened, experiment)?,
+    };
+    let living = keeping::experiments(Some(store))?;
+    let stands: Vec<_> = living
+        .iter()
+        .filter(|living| living.name == *experiment)
+        .flat_map(|living| living.runs.iter().filter_map(|run| run.head))
+        .collect();
+    let verdicts = retention::verdicts(&opened, experiment, &keep, &stands, wall_ns()).map_err(problem)?;
+    if !dry_run {
+        retention::remove(&opened, &verdicts).map_err(problem)?;
+    }
+    let checkpoints = verdicts.into_iter().rev().map(pruned).collect();
+    Ok(Pruned { experiment: experiment.clone(), keep, dry_run: *dry_run, checkpoints, collected: None })
+}
+
+fn kept_by_specification(store: &Store, experiment: &str) -> Result<Keep, Problem> {
+    let entries = fermata_timeline::history::log(store, Some(experiment)).map_err(problem)?;
+    let latest = entries.iter().max_by_key(|entry| entry.record.created_ns);
+    let latest = latest.ok_or_else(|| Problem::new(format!("there is no checkpoint of {experiment}: nothing to remove")))?;
+    let said = latest.record.spec.get("keep").cloned().ok_or_else(|| {
+        Problem::new(format!(
+            "what is to be kept of {experiment} is not said: --keep 'last 20, every 1m for 1h' does, and so does the key `keep` of its specification"
+        ))
+    })?;
+    serde_json::from_value(said).map_err(|error| Problem::new(format!("the specification of checkpoint {}: {error}", latest.id.short())))
+}
+
+fn pruned((entry, why): Verdict) -> PrunedCheckpoint {
+    let stays = |why| match why {
+        Why::Tagged => Stays { why: "tag".to_owned(), which: entry.tags.clone() },
+        Why::Head => Stays { why: "head".to_owned(), which: entry.heads.clone() },
+        Why::Run => Stays { why: "run".to_owned(), which: vec![] },
+        Why::Fork => Stays { why: "fork".to_owned(), which: vec![] },
+        Why::End => Stays { why: "end".to_owned(), which: vec![] },
+        Why::Rule(rule) => Stays { why: "rule".to_owned(), which: vec![rule] },
+    };
+    PrunedCheckpoint {
+        stays: why.into_iter().map(stays).collect(),
+        id: entry.id,
+        branch: entry.record.branch.clone(),
+        created: convert::rfc3339(entry.record.created_ns),
+        time_virtual_ns: entry.record.time_virtual_ns,
+        stored_bytes: entry.record.cost.stored_bytes,
     }
 }
 

@@ -10,13 +10,14 @@ use crate::{
     local, paths,
     server::Server,
     service::Service as _,
-    spec::{CaptureMode, CaptureOptions, FreePages, Spec, TrackerChoice},
-    values::{Activity, Ended, Experiment, ExperimentState, GotoRequest, Problem, Resumed},
+    spec::{CaptureMode, CaptureOptions, FreePages, Keep, Spec, TrackerChoice},
+    values::{Activity, Ended, Experiment, ExperimentState, GotoRequest, Problem, Reached, Resumed, When},
 };
 use fermata_experiment::Host;
 use fermata_linux::lock::FileLock;
 use fermata_store::Store;
-use fermata_timeline::Keeper;
+use fermata_timeline::{Keeper, history};
+use fermata_types::{CheckpointId, VirtualTime};
 use serde::{Deserialize, Serialize};
 use std::{
     env, fs,
@@ -65,6 +66,8 @@ pub struct UpRequest {
     pub capture: Option<CaptureMode>,
     /// Who tells which pages were written; none: as the specification says.
     pub tracker: Option<TrackerChoice>,
+    /// Which checkpoints are kept; none: as the specification says.
+    pub keep: Option<Keep>,
     /// Keep pages that are free in the guest, too; else as the specification says.
     pub exact: bool,
     /// The store.
@@ -83,7 +86,8 @@ impl UpRequest {
             free: if self.exact { FreePages::Keep } else { said.free },
             ..said
         };
-        Will { spec: Spec { every, capture, ..self.spec }, store: self.store, goto: None, metrics: self.metrics }
+        let keep = self.keep.or_else(|| self.spec.keep.clone());
+        Will { spec: Spec { every, keep, capture, ..self.spec }, store: self.store, goto: None, metrics: self.metrics }
     }
 }
 
@@ -105,17 +109,44 @@ pub fn up_in_foreground(request: UpRequest, ready: &mut dyn FnMut(&Experiment)) 
     })
 }
 
-/// Starts a keeper for an experiment that has none, and goes to a checkpoint of it.
-pub fn revive(store: &Path, experiment: Option<&str>, request: &GotoRequest, busy: &mut dyn FnMut(Activity)) -> Result<Resumed, Problem> {
+/// Starts a keeper for an experiment that has none, and goes to a checkpoint or an instant of it. `~N` alone, and an instant without a line, are counted on
+/// the line of the branch `main`, or on that of the latest checkpoint where there is no such branch.
+pub fn revive(store: &Path, experiment: &str, request: &GotoRequest, busy: &mut dyn FnMut(Activity)) -> Result<Resumed, Problem> {
     let opened = local::open(store)?;
-    let id = opened.resolve(&request.to, experiment).map_err(problem)?;
+    let newest = || -> Result<CheckpointId, Problem> {
+        Ok(local::newest_of(&history::log(&opened, Some(experiment)).map_err(problem)?, experiment)?.id)
+    };
+    let line = match request.to.as_str() {
+        "" => newest()?,
+        steps if steps.starts_with('~') => opened.resolve(&format!("{}{steps}", newest()?), Some(experiment)).map_err(problem)?,
+        name => opened.resolve(name, Some(experiment)).map_err(problem)?,
+    };
+    match request.when {
+        None => awaken(&opened, line, request, busy),
+        Some(when) => {
+            let newest = opened.record(&line).map_err(problem)?.time_virtual_ns;
+            let at_ns = match when {
+                When::AtNs(ns) => ns,
+                When::AfterNs(ns) => newest.saturating_add(ns),
+            };
+            let (id, _) = history::at_or_before(&opened, line, VirtualTime::from_ns(at_ns)).map_err(problem)?;
+            let resumed = awaken(&opened, id, &GotoRequest { paused: true, ..request.clone() }, busy)?;
+            let on = GotoRequest { when: Some(When::AtNs(at_ns)), go_on: request.go_on, ..GotoRequest::default() };
+            let reached = client(experiment)?.goto(on, &|| true)?.reached;
+            Ok(Resumed { reached: reached.map(|reached| Reached { went: true, ..reached }), ..resumed })
+        }
+    }
+}
+
+/// Starts a keeper and goes to a checkpoint.
+fn awaken(opened: &Store, id: CheckpointId, request: &GotoRequest, busy: &mut dyn FnMut(Activity)) -> Result<Resumed, Problem> {
     let record = opened.record(&id).map_err(problem)?;
     let spec = serde_json::from_value(record.spec)
         .map_err(|error| Problem::new(format!("checkpoint {} has a specification that cannot be read: {error}", id.short())))?;
-    let goto = GotoRequest { to: id.to_string(), ..request.clone() };
+    let goto = GotoRequest { to: id.to_string(), when: None, ..request.clone() };
     // Whoever watched it before watches on.
     let metrics = left_will(&record.experiment).and_then(|will| will.metrics);
-    let (_, resumed) = start(&Will { spec, store: store.to_owned(), goto: Some(goto), metrics }, busy)?;
+    let (_, resumed) = start(&Will { spec, store: opened.path().to_owned(), goto: Some(goto), metrics }, busy)?;
     resumed.ok_or_else(|| Problem::new("the keeper started and went nowhere; `fermata ls` shows what it does"))
 }
 

@@ -10,11 +10,13 @@
 //! - `links`: the links of a run, as they are and as they are to be
 //! - `captures`: what goes through interfaces, as it goes
 //! - [`plots`]: figures over many checkpoints, as series to draw
+//! - [`trials`]: forks in which a script runs, for whoever tries things; [`bisect`]: which checkpoint to try next
 //! - [`doctor`]: what this host can and cannot do
 //! - [`spec`], [`net`]: the specification of an experiment and its network, handed through to the doors
 //!
 //! It knows no command line and no terminal, and decides nothing about checkpoints.
 
+pub mod bisect;
 mod captures;
 pub mod client;
 mod convert;
@@ -29,6 +31,7 @@ pub mod paths;
 pub mod plots;
 pub mod server;
 pub mod service;
+pub mod trials;
 pub mod values;
 
 pub use client::Client;

@@ -7,6 +7,7 @@ use crate::{
 use fermata_experiment::net::{InterfaceId, World};
 use fermata_store::Store;
 use fermata_timeline::{Entry, history};
+use fermata_types::CheckpointId;
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
@@ -38,6 +39,11 @@ pub fn show(store: &Path, experiment: Option<&str>, checkpoint: &str) -> Result<
     with_network(&store, entry)
 }
 
+/// The checkpoint that a name stands for: id, unique beginning of one, tag or branch, each with `~N`.
+pub fn resolve(store: &Path, experiment: Option<&str>, checkpoint: &str) -> Result<CheckpointId, Problem> {
+    open(store)?.resolve(checkpoint, experiment).map_err(problem)
+}
+
 /// The newest checkpoint of the branch `main`, or the latest of all where there is no such branch.
 pub fn newest(store: &Path, experiment: &str) -> Result<Checkpoint, Problem> {
     let store = open(store)?;
@@ -56,7 +62,7 @@ fn with_network(store: &Store, entry: Entry) -> Result<Checkpoint, Problem> {
     Ok(Checkpoint { down: down.collect(), network, ..convert::checkpoint(entry) })
 }
 
-fn newest_of<'a>(entries: &'a [Entry], experiment: &str) -> Result<&'a Entry, Problem> {
+pub(crate) fn newest_of<'a>(entries: &'a [Entry], experiment: &str) -> Result<&'a Entry, Problem> {
     let main = entries.iter().find(|entry| entry.heads.iter().any(|head| head == FIRST_RUN));
     let latest = || entries.iter().max_by_key(|entry| entry.record.created_ns);
     main.or_else(latest).ok_or_else(|| Problem::new(format!("there is no checkpoint of {experiment}: `fermata checkpoint` takes one")))

@@ -289,6 +289,7 @@ mod tests {
             images: vec![],
             network: None,
             down: vec![],
+            runs: vec![],
         }
     }
 

@@ -192,7 +192,7 @@ fn router(service: Shared) -> Router {
         .route("/v1/metrics", get(metrics))
         .route("/metrics", get(scrape))
         .route("/v1/checkpoint", handler(|service, request, wanted| service.checkpoint(request, wanted)))
-        .route("/v1/goto", handler(|service, request, _| service.goto(request)))
+        .route("/v1/goto", handler(|service, request, wanted| service.goto(request, wanted)))
         .route("/v1/fork", handler(|service, request, _| service.fork(request)))
         .route("/v1/pause", handler(|service, request, _| service.pause(request)))
         .route("/v1/resume", handler(|service, request, _| service.resume(request)))

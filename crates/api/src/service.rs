@@ -22,8 +22,9 @@ pub trait Service: Send + Sync {
     /// now and then.
     fn checkpoint(&self, request: CheckpointRequest, wanted: &dyn Fn() -> bool) -> Result<Checkpoint, Problem>;
 
-    /// Takes a run to a checkpoint. If that fails the run goes on where it was.
-    fn goto(&self, request: GotoRequest) -> Result<Resumed, Problem>;
+    /// Takes a run to a checkpoint. If that fails the run goes on where it was. An instant behind the checkpoint is waited for as long as it is `wanted`, which is
+    /// asked now and then.
+    fn goto(&self, request: GotoRequest, wanted: &dyn Fn() -> bool) -> Result<Resumed, Problem>;
 
     /// Starts another run from a checkpoint.
     fn fork(&self, request: ForkRequest) -> Result<Resumed, Problem>;

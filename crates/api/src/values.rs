@@ -2,6 +2,9 @@
 //!
 //! Fields are added, never renamed or removed; units are in the names.
 
+mod pruned;
+mod trials;
+
 use fermata_experiment::{
     net::{Change, Counters, InterfaceId, Mac, Shape, Topology},
     spec::Port,
@@ -11,8 +14,10 @@ pub use fermata_store::{
     VerifyOptions,
 };
 use fermata_types::{BlobName, CheckpointId, Composition, ImageId, MachineId, PageCounts, PartKind, Root};
+pub use pruned::{Pruned, PrunedCheckpoint, Stays};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::SocketAddrV4, path::PathBuf};
+pub use trials::{BisectStep, Bisected, Outcome, Tried, TriedOnce};
 
 /// A checkpoint: what `fermata checkpoint` prints, and `fermata log` prints many of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -81,6 +86,20 @@ pub struct Checkpoint {
     /// Interfaces of it that were down at that instant.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub down: Vec<InterfaceId>,
+    /// Runs that live and stand on it: that it is the newest checkpoint of. Only in lists.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub runs: Vec<RunAt>,
+}
+
+/// A run that lives, seen from the checkpoint that it stands on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunAt {
+    /// Its name.
+    pub name: String,
+    /// What its machines do: the state of the first that does not run, else `running`.
+    pub state: MachineState,
+    /// Its virtual time now, as far as one can tell from outside.
+    pub time_virtual_ns: Option<u64>,
 }
 
 /// How far apart machines were that should do the same at the same time.
@@ -178,7 +197,7 @@ pub struct CheckpointRequest {
     pub when: Option<When>,
 }
 
-/// An instant of a run's virtual time that is to come.
+/// An instant of a run's virtual time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum When {
@@ -266,17 +285,24 @@ pub struct Direction {
     pub in_flight: u64,
 }
 
-/// Takes a run back (or forward) to a checkpoint.
+/// Takes a run back (or forward) to a checkpoint, or to an instant.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct GotoRequest {
-    /// The checkpoint: id, unique beginning of one, tag, branch, each with `~N`.
+    /// The checkpoint: id, unique beginning of one, tag, branch, each with `~N`; `~N` alone counts from the one that the run stands on. With an instant: where
+    /// the line leads that it lies on; empty for the run's own.
     pub to: String,
     /// Which run; needed only if there are several.
     pub run: Option<String>,
     /// Load everything before the guest runs, instead of when it is touched.
     pub eager: bool,
-    /// Leave it paused.
+    /// Leave it paused. At an instant it is, unless it is to go on.
     pub paused: bool,
+    /// The instant to go to: to the nearest checkpoint at or before it, from which the run then runs until then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub when: Option<When>,
+    /// Go on from that instant, instead of standing still there.
+    #[serde(default)]
+    pub go_on: bool,
 }
 
 /// Starts a second run from a checkpoint, beside the first.
@@ -311,6 +337,26 @@ pub struct Resumed {
     pub time_virtual_ns: u64,
     /// The branch it grows from now on.
     pub branch: String,
+    /// If an instant was asked for: how it came there from that time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reached: Option<Reached>,
+}
+
+/// How a run came to an instant of virtual time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reached {
+    /// The instant that was asked for.
+    pub asked_ns: u64,
+    /// Virtual time at which it is now, as far as one can tell from outside.
+    pub time_virtual_ns: u64,
+    /// How much later that is than what was asked for.
+    pub late_ns: u64,
+    /// How much virtual time passed in it on the way there.
+    pub ran_ns: u64,
+    /// It went to the checkpoint first. Else the instant was still to come, and it ran on from where it was.
+    pub went: bool,
+    /// It stands still there.
+    pub paused: bool,
 }
 
 /// Runs a command in a guest.
@@ -358,7 +404,7 @@ pub struct Experiment {
     pub runs: Vec<Run>,
     /// Whether a spare process stands ready for the next `goto` or `fork`.
     pub spare_ready: bool,
-    /// Why the last checkpoint by the clock failed, if it did; or that the keeper lives and does not answer.
+    /// Why the last checkpoint by the clock failed, or removing what is not to be kept, if it did; or that the keeper lives and does not answer.
     pub trouble: Option<String>,
 }
 

@@ -34,7 +34,15 @@ impl Pretender {
 }
 
 fn resumed(run: Option<String>, branch: String) -> Resumed {
-    Resumed { run: run.unwrap_or("main".into()), checkpoint: CheckpointId([1; 32]), resume_ms: 1.5, warm: true, time_virtual_ns: 7, branch }
+    Resumed {
+        run: run.unwrap_or("main".into()),
+        checkpoint: CheckpointId([1; 32]),
+        resume_ms: 1.5,
+        warm: true,
+        time_virtual_ns: 7,
+        branch,
+        reached: None,
+    }
 }
 
 impl Service for Pretender {
@@ -80,6 +88,7 @@ impl Service for Pretender {
             images: vec![],
             network: None,
             down: vec![],
+            runs: vec![],
         })
     }
 
@@ -95,7 +104,7 @@ impl Service for Pretender {
         Ok(())
     }
 
-    fn goto(&self, request: GotoRequest) -> Result<Resumed, Problem> {
+    fn goto(&self, request: GotoRequest, _: &dyn Fn() -> bool) -> Result<Resumed, Problem> {
         if request.to == "nowhere" {
             return Err(Problem::new("no checkpoint \"nowhere\"; `fermata log` lists them"));
         }
@@ -202,7 +211,7 @@ fn every_request_reaches_the_keeper_and_every_answer_the_client() {
     assert_eq!(client.status().unwrap().name, "tryout");
     let taken = client.checkpoint(CheckpointRequest { message: Some("before".into()), ..Default::default() }, &|| true).unwrap();
     assert_eq!((taken.message.as_deref(), taken.pause_ms), (Some("before"), 4.25));
-    assert_eq!(client.goto(GotoRequest { to: "main~3".into(), ..Default::default() }).unwrap().branch, "main~3");
+    assert_eq!(client.goto(GotoRequest { to: "main~3".into(), ..Default::default() }, &|| true).unwrap().branch, "main~3");
     assert_eq!(client.fork(ForkRequest { name: Some("what-if".into()), ..Default::default() }).unwrap().run, "what-if");
     let input = Some(vec![255; EXEC_INPUT_BYTES_MAX]);
     let executed = client.exec(ExecRequest { command: vec!["wc".into(), "-c".into()], input, ..Default::default() }, &|| true).unwrap();
@@ -224,7 +233,7 @@ fn only_its_user_may_open_the_socket() {
 #[test]
 fn problems_arrive_as_they_were_told() {
     let Setting { client, .. } = &setting();
-    let goto = |to: &str| client.goto(GotoRequest { to: to.into(), ..Default::default() });
+    let goto = |to: &str| client.goto(GotoRequest { to: to.into(), ..Default::default() }, &|| true);
     assert!(goto(&"x".repeat(70_000)).unwrap_err().message.contains("too long"));
     let problem = goto("nowhere").unwrap_err();
     assert_eq!(problem.message, "no checkpoint \"nowhere\"; `fermata log` lists them");

@@ -1,5 +1,7 @@
 //! The commands, a file each: options, what is asked for, and how the answer looks.
 
+mod attempt;
+mod bisect;
 mod capture;
 mod checkpoint;
 mod completions;
@@ -20,6 +22,7 @@ mod metrics;
 mod pause;
 mod plot;
 mod ports;
+mod prune;
 mod rebuild;
 mod resume;
 mod rm;
@@ -76,6 +79,8 @@ pub enum Command {
     Plot(plot::Plot),
     Goto(goto::Goto),
     Fork(fork::Fork),
+    Try(attempt::Try),
+    Bisect(bisect::Bisect),
     Link(link::Link),
     Capture(capture::Capture),
     Pause(pause::Pause),
@@ -86,6 +91,7 @@ pub enum Command {
     Metrics(metrics::Metrics),
     Down(down::Down),
     Rm(rm::Rm),
+    Prune(prune::Prune),
     Gc(gc::Gc),
     Verify(verify::Verify),
     Rebuild(rebuild::Rebuild),
@@ -112,6 +118,8 @@ impl Command {
             Self::Plot(command) => command.run(context),
             Self::Goto(command) => command.run(context),
             Self::Fork(command) => command.run(context),
+            Self::Try(command) => command.run(context),
+            Self::Bisect(command) => command.run(context),
             Self::Link(command) => command.run(context),
             Self::Capture(command) => command.run(context),
             Self::Pause(command) => command.run(context),
@@ -122,6 +130,7 @@ impl Command {
             Self::Metrics(command) => command.run(context),
             Self::Down(command) => command.run(context),
             Self::Rm(command) => command.run(context),
+            Self::Prune(command) => command.run(context),
             Self::Gc(command) => command.run(context),
             Self::Verify(command) => command.run(context),
             Self::Rebuild(command) => command.run(context),

@@ -24,6 +24,11 @@ impl FromStr for Instant {
     }
 }
 
+/// How much virtual time, in nanoseconds: `20s`, `1m30s`.
+pub fn span(text: &str) -> Result<u64, String> {
+    nanoseconds(text).ok_or_else(|| format!("\"{text}\" is no time: write 20s, 1m30s or 250ms (ms, s, m, h)"))
+}
+
 /// Numbers with units that get smaller: `1h02m05.5s`.
 fn nanoseconds(text: &str) -> Option<u64> {
     let (mut sum, mut rest, mut before) = (0u64, text, u64::MAX);

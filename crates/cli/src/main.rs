@@ -4,6 +4,7 @@
 //! - `commands`: one file a command: its options, what it asks for, how the answer looks
 //! - `complete`: what the tab key offers
 //! - `pick`: which experiment is meant
+//! - `interrupt`: Ctrl-C for what has something to clear away
 //! - `out`: answers and failures, as text or as JSON
 //! - `progress`: a bar for what takes more than a second
 //! - `draw`: pictures of figures over many checkpoints
@@ -17,6 +18,7 @@ mod complete;
 mod draw;
 mod graph;
 mod instant;
+mod interrupt;
 mod out;
 mod pick;
 mod progress;

@@ -34,6 +34,18 @@ pub struct Stored {
     pub lives: bool,
     /// If it does: the newest checkpoint of the run that is meant when nobody names one.
     pub head: Option<CheckpointId>,
+    /// If it does: its runs.
+    pub runs: Vec<Run>,
+}
+
+impl Stored {
+    /// A checkpoint as somebody names it, where `~N` alone counts from the newest one of the run that is meant.
+    pub fn name(&self, text: &str) -> String {
+        match text.starts_with('~') {
+            true => format!("{}{text}", self.head.map_or_else(|| FIRST_RUN.to_owned(), |head| head.to_string())),
+            false => text.to_owned(),
+        }
+    }
 }
 
 /// The experiment whose checkpoints are meant: the one named, else the only one that lives, else the only one in the store.
@@ -44,19 +56,20 @@ pub fn stored(context: &Context) -> Result<Stored, Failure> {
     let of = |experiment: &Experiment| {
         let store = context.global.store.clone().unwrap_or_else(|| experiment.store.clone());
         let run = experiment.runs.iter().find(|run| run.name == FIRST_RUN).or(experiment.runs.first());
-        Stored { store, experiment: experiment.name.clone(), lives: lives(experiment), head: run.and_then(|run| run.head) }
+        let (lives, head) = (lives(experiment), run.and_then(|run| run.head));
+        let runs = if lives { experiment.runs.clone() } else { vec![] };
+        Stored { store, experiment: experiment.name.clone(), lives, head, runs }
     };
+    let asleep = |store, experiment| Stored { store, experiment, lives: false, head: None, runs: vec![] };
     match (named, running.as_slice()) {
         (Some((_, Some(experiment))), _) => Ok(of(experiment)),
-        (Some((name, None)), _) => {
-            Ok(Stored { store: local::store_path(context.global.store.clone()), experiment: name.to_owned(), lives: false, head: None })
-        }
+        (Some((name, None)), _) => Ok(asleep(local::store_path(context.global.store.clone()), name.to_owned())),
         (None, [only]) => Ok(of(only)),
         (None, []) => {
             let store = local::store_path(context.global.store.clone());
             let names: BTreeSet<_> = local::log(&store, None)?.into_iter().map(|checkpoint| checkpoint.experiment).collect();
             let experiment = only_one_in(&store.display().to_string(), &names)?;
-            Ok(Stored { store, experiment, lives: false, head: None })
+            Ok(asleep(store, experiment))
         }
         (None, several) => Err(which(several).into()),
     }

@@ -48,6 +48,11 @@ pub fn instant(ns: u64) -> String {
     }
 }
 
+/// Of a time as RFC 3339 has it the time of day: `08:43:00`; or the day and the time: `11-21 08:43`.
+pub fn time_of_day(rfc3339: &str, alone: bool) -> String {
+    rfc3339.get(if alone { 11..19 } else { 5..16 }).unwrap_or_default().replace('T', " ")
+}
+
 /// A count with its thousands apart: `262,144`.
 pub fn count(count: u64) -> String {
     let digits = count.to_string();

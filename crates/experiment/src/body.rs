@@ -9,7 +9,7 @@ use crate::{
     network::Network,
     plan::Plan,
     several::side_by_side,
-    together::{Start, run_together, stop_together},
+    together::{Start, host_time, run_together, stop_together},
 };
 use fermata_disk::Disk;
 use fermata_linux::clock::monotonic;
@@ -177,9 +177,12 @@ impl Body {
             fabric.freeze();
         }
         self.clock.machines_stop();
+        let begun = monotonic();
         let result = stop_together(self.machines.iter().map(MachineBody::machine), patience);
         self.clock.machines_stand();
-        self.clock.stop(monotonic());
+        // QEMU knows when; its answer comes some milliseconds later.
+        let stopped = self.machines.iter().filter_map(|body| body.machine().stood()).map(|stood| host_time(stood.start, begun)).max();
+        self.clock.stop(stopped.unwrap_or_else(monotonic));
         result
     }
 

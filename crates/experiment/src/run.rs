@@ -8,6 +8,7 @@ use crate::{
     machine_body::Return,
     plan::{self, Plan},
     spec::{Action, Endpoint, Port, Spec},
+    together::wait_until,
 };
 use fermata_checkpoint::Saved;
 use fermata_linux::clock::{Stopwatch, monotonic, wall_ns};
@@ -16,7 +17,7 @@ use fermata_store::{Cost, Hold, Progress, Record, Skew, Waiting, Writer};
 use fermata_types::{CheckpointId, ClassTimes, MachineId, VirtualTime};
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
     thread,
     time::Duration,
 };
@@ -445,6 +446,59 @@ impl Run {
             },
         };
         Ok((work.writer.commit_held(&record)?, record))
+    }
+
+    /// Lets the machines run until it is that virtual time, and stops them there, unless they are to `go_on`. Returns the virtual time then. If it has passed,
+    /// they stop at once; and so they do when nobody wants it any more, who is asked now and then.
+    ///
+    /// However often the run is paused on the way, it is waited for. Shortly before the instant no checkpoint begins, which might hold up the stop.
+    pub fn run_until(&self, at: VirtualTime, go_on: bool, wanted: &dyn Fn() -> bool) -> Result<VirtualTime> {
+        let body = self.body();
+        let elsewhere = || Error::Refused(format!("run {} was taken to a checkpoint before it was at {at}", self.name));
+        let mut alone = None;
+        let wanted = loop {
+            if !Arc::ptr_eq(&body, &self.body()) {
+                return Err(elsewhere());
+            }
+            let (wanted, left) = (wanted(), body.clock.until(at, monotonic()));
+            if left.is_zero() || !wanted {
+                break wanted;
+            }
+            if left > HEAD_START || !body.clock.runs() {
+                // Nobody is kept waiting for a run that is paused.
+                alone = None;
+                thread::sleep(BETWEEN_LOOKS);
+                continue;
+            }
+            alone = alone.or_else(|| self.try_alone());
+            match left.checked_sub(BETWEEN_LOOKS) {
+                Some(rest) if !rest.is_zero() => thread::sleep(rest.min(BETWEEN_LOOKS)),
+                _ => wait_until(&Stopwatch::start(), left),
+            }
+        };
+        if !go_on || !wanted {
+            let (parts, now) = self.here();
+            let _nobody_stops_or_resumes = parts.lock().expect("nobody panics with the lock");
+            if !Arc::ptr_eq(&body, &now) {
+                return Err(elsewhere());
+            }
+            body.pause()?;
+        }
+        let time = body.clock.at(monotonic());
+        if wanted {
+            return Ok(time);
+        }
+        Err(Error::Refused(format!("whoever asked for the instant {at} has left; run {} is paused at {time}", self.name)))
+    }
+
+    /// Keeps checkpoints from beginning, unless one is under way.
+    fn try_alone(&self) -> Option<MutexGuard<'_, Past>> {
+        match self.checkpointing.try_lock() {
+            Ok(past) => Some(past),
+            // What it guards is only a hint, which a panic cannot spoil.
+            Err(TryLockError::Poisoned(past)) => Some(past.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// Stops the machines. A checkpoint that is about to stop them too is waited for: it would let them go on.

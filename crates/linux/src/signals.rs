@@ -1,12 +1,39 @@
 //! Signals that ask a process to end.
 
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use signal_hook::{consts::TERM_SIGNALS, iterator::Signals};
-use std::io;
+use std::{
+    io,
+    process::{Child, ExitStatus},
+    thread,
+    time::Duration,
+};
+
+/// How long a group may take to end by itself.
+const ENDING: Duration = Duration::from_secs(1);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+
+/// Ends a child that leads a process group, and with it whom it has started: asks them, and after a second they have no choice. Nobody may have waited for it
+/// before.
+pub fn end_group(child: &mut Child) -> io::Result<ExitStatus> {
+    let group = Pid::from_child(child);
+    // As long as nobody asks how the child has ended, its number is not given to another.
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    // Who is gone needs no signal.
+    let _ = kill_process_group(group, Signal::TERM);
+    let mut waited = Duration::ZERO;
+    while waitid(WaitId::Pid(group), look)?.is_none() && waited < ENDING {
+        thread::sleep(BETWEEN_LOOKS);
+        waited += BETWEEN_LOOKS;
+    }
+    let _ = kill_process_group(group, Signal::KILL);
+    child.wait()
+}
 
 /// Calls back, in a thread of its own, when the process is asked to end (SIGTERM, SIGINT, SIGQUIT). Asked again, it ends at once.
 pub fn on_termination(call: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let mut signals = Signals::new(TERM_SIGNALS)?;
-    std::thread::spawn(move || {
+    thread::spawn(move || {
         let mut arrivals = signals.forever();
         if arrivals.next().is_some() {
             call();
@@ -16,4 +43,27 @@ pub fn on_termination(call: impl FnOnce() + Send + 'static) -> io::Result<()> {
         }
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        io::Read,
+        os::unix::process::{CommandExt, ExitStatusExt},
+        process::{Command, Stdio},
+    };
+
+    #[test]
+    fn a_group_ends_with_whom_it_has_started() {
+        // Who is left would hold the pipe open; the second asks for no mercy and gets none.
+        for script in ["sleep 600 & sleep 600; true", "trap '' TERM; sleep 600 & wait; sleep 600; true"] {
+            let mut command = Command::new("/bin/sh");
+            let mut child = command.args(["-c", script]).process_group(0).stdout(Stdio::piped()).spawn().unwrap();
+            thread::sleep(Duration::from_millis(100));
+            let status = end_group(&mut child).unwrap();
+            assert!(status.signal().is_some(), "{script}: {status}");
+            assert_eq!(child.stdout.take().unwrap().read(&mut [0]).unwrap(), 0);
+        }
+    }
 }

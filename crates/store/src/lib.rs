@@ -10,6 +10,7 @@
 //! - `record`: [`Record`]; `refs`: branches, tags, finding checkpoints
 //! - `image`: golden images; `image_names`: the names of their blocks by number
 //! - `remove`: removing checkpoints; `removed`: what is remembered of them; `hold`: what must stay all the same; `hints`: bytes beside a checkpoint
+//! - `retention`: which checkpoints a policy keeps
 //! - `collect`: garbage, and the steps in which it goes; `mark`: what is alive
 //! - `verify`: finding damage and what it touches; `stats`: what is in the store
 //! - `rebuild`: the index again from packs alone
@@ -18,7 +19,7 @@
 //! - `files`: every change to files, the seam for faults; `cache`, `hash`, `error`: what the others stand on
 //!
 //! This room knows no machine and no disk: it keeps pages, trees of page names, blobs and records, and hands them back as they were. It does
-//! not know what a page means, looks at no clock, and does not decide which checkpoints to keep: it is told.
+//! not know what a page means, looks at no clock, and removes no checkpoint by itself: it is told.
 
 mod cache;
 mod collect;
@@ -42,6 +43,7 @@ mod record;
 mod refs;
 mod remove;
 mod removed;
+mod retention;
 mod seal;
 mod stats;
 mod store;
@@ -59,6 +61,7 @@ pub use image::{ImageReader, Progress};
 pub use rebuild::Rebuilt;
 pub use record::{Cost, Record, Skew, Waiting};
 pub use remove::{BranchName, MovedBranch, Removal, Removed, RemovedCheckpoint, RemovedTag};
+pub use retention::{Candidate, Keep, ParseKeepError, Why};
 pub use seal::{is_sealed_json, seal_json};
 pub use stats::{Saved, Stats};
 pub use store::Store;

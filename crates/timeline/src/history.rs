@@ -1,8 +1,8 @@
 //! The tree of checkpoints, as the store has it. Needs no keeper.
 
-use crate::Result;
+use crate::{Error, Result};
 use fermata_store::{Record, Store};
-use fermata_types::{CheckpointId, PageNumber, Root};
+use fermata_types::{CheckpointId, PageNumber, Root, VirtualTime};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A checkpoint in its tree.
@@ -62,6 +62,23 @@ pub fn entry(store: &Store, id: CheckpointId) -> Result<Entry> {
     let record = store.record(&id)?;
     let (heads, tags) = Marks::of(store, &record.experiment)?.at(&id);
     Ok(Entry { id, record, heads, tags })
+}
+
+/// The newest checkpoint at or before an instant of virtual time, on the line that leads to `head`.
+pub fn at_or_before(store: &Store, head: CheckpointId, at: VirtualTime) -> Result<(CheckpointId, Record)> {
+    let (mut id, mut record) = (head, store.record(&head)?);
+    while record.time_virtual_ns > at.ns {
+        let Some(parent) = record.parent else {
+            return Err(Error::Refused(format!(
+                "there is no way to {at}: the line that leads to {} begins with {} at {}. `fermata log --at {at}` tells whether another line has one",
+                head.short(),
+                id.short(),
+                VirtualTime::from_ns(record.time_virtual_ns)
+            )));
+        };
+        (id, record) = (parent, store.record(&parent)?);
+    }
+    Ok((id, record))
 }
 
 /// The names that an experiment has for its checkpoints.

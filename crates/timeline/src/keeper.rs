@@ -1,13 +1,13 @@
 //! The keeper of one experiment on this host: its runs, the spare process that stands ready, the checkpoints by the clock.
 
 use crate::{
-    Error, Result,
+    Error, Result, retention,
     spares::Spares,
     tally::{Kind, Tally},
 };
 use fermata_experiment::{Arrival, Asked, Body, GLANCE, Host, Journey, Run, Spec, Status, fits, spare, travel};
-use fermata_linux::clock::Stopwatch;
-use fermata_store::{Progress, Record};
+use fermata_linux::clock::{Stopwatch, wall_ns};
+use fermata_store::{Keep, Progress, Record};
 use fermata_types::{CheckpointId, VirtualTime};
 use std::{
     collections::BTreeMap,
@@ -20,11 +20,18 @@ use std::{
     time::Duration,
 };
 
+mod instant;
+
+pub use instant::{Instant, Reached};
+
 /// The first run of an experiment.
 pub const FIRST_RUN: &str = "main";
 
 /// Whoever waits for the next event looks at the runs at least as often.
 const EVENTS_LOOK: Duration = Duration::from_millis(20);
+
+/// Between two looks at which checkpoints the specification does not keep any longer. Each reads all records.
+const PRUNE_EVERY: Duration = Duration::from_secs(60);
 
 /// What the keeper is busy with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -74,6 +81,8 @@ pub struct Keeper {
     activity: Mutex<Activity>,
     tally: Mutex<Tally>,
     trouble: Mutex<Option<String>>,
+    /// Why checkpoints that are not to be kept could not be removed the last time.
+    prune_trouble: Mutex<Option<String>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     ending: Arc<(Mutex<bool>, Condvar)>,
     /// Numbers the forks without a name.
@@ -96,6 +105,7 @@ impl Keeper {
             activity: Mutex::default(),
             tally: Mutex::default(),
             trouble: Mutex::default(),
+            prune_trouble: Mutex::default(),
             threads: Mutex::default(),
             ending: Arc::default(),
             forks: AtomicU64::new(1),
@@ -195,9 +205,10 @@ impl Keeper {
         *self.activity.lock().expect("nobody panics with the lock") = Activity { what: what.to_owned(), progress };
     }
 
-    /// Why the last checkpoint by the clock failed, if it did.
+    /// Why the last checkpoint by the clock failed, or the last removal of what is not to be kept, if it did.
     pub fn trouble(&self) -> Option<String> {
-        self.trouble.lock().expect("nobody panics with the lock").clone()
+        let of = |trouble: &Mutex<Option<String>>| trouble.lock().expect("nobody panics with the lock").clone();
+        of(&self.trouble).or_else(|| of(&self.prune_trouble))
     }
 
     /// What it counted since it began.
@@ -254,7 +265,7 @@ impl Keeper {
         let watch = Stopwatch::start();
         let _one_at_a_time = self.set_out()?;
         let run = self.run(run)?;
-        let (id, record) = self.find(to)?;
+        let (id, record) = self.find(to, Some(&run))?;
         let before = run.body();
         let was_running = before.glance().contains(&Status::Running);
         // Nobody will miss what it would still do; its processor is needed.
@@ -292,12 +303,9 @@ impl Keeper {
         let watch = Stopwatch::start();
         let _one_at_a_time = self.set_out()?;
         let (id, record) = match from {
-            Some(from) => self.find(from)?,
+            Some(from) => self.find(from, self.run(run).ok().as_deref())?,
             None => {
-                let run = self.run(run)?;
-                let id = run.standing().head.ok_or_else(|| {
-                    Error::Refused(format!("run {} has no checkpoint to fork from yet: `fermata checkpoint` takes one", run.name()))
-                })?;
+                let id = head(&*self.run(run)?)?;
                 (id, self.record(&id)?)
             }
         };
@@ -310,8 +318,10 @@ impl Keeper {
         Ok(Resumed { run: name.clone(), branch: name, checkpoint: id, time_virtual, took, warm })
     }
 
-    fn find(&self, text: &str) -> Result<(CheckpointId, Record)> {
-        let id = self.host.store().resolve(text, Some(&self.spec.name))?;
+    /// A checkpoint by what a person typed: `~N` alone is the N-th before the one that the run stands on.
+    fn find(&self, text: &str, run: Option<&Run>) -> Result<(CheckpointId, Record)> {
+        let of_run = run.filter(|_| text.starts_with('~')).map(|run| Ok::<_, Error>(format!("{}{text}", head(run)?))).transpose()?;
+        let id = self.host.store().resolve(of_run.as_deref().unwrap_or(text), Some(&self.spec.name))?;
         Ok((id, self.record(&id)?))
     }
 
@@ -428,6 +438,12 @@ impl Keeper {
                 next.saturating_sub(watch.elapsed())
             }));
         }
+        if let Some(keep) = self.spec.keep.clone() {
+            threads.push(self.repeat(PRUNE_EVERY, move |keeper| {
+                keeper.prune_guarded(&keep);
+                PRUNE_EVERY
+            }));
+        }
         if !self.spec.events.is_empty() {
             // Runs are paused, taken elsewhere and begun meanwhile.
             let soonest = |keeper: &Self| keeper.runs().iter().filter_map(|run| run.happen()).min();
@@ -481,6 +497,32 @@ impl Keeper {
         trouble
     }
 
+    /// Removes what the specification does not keep. No run and no checkpoint waits for it, but for the store's transaction.
+    fn prune_guarded(&self, keep: &Keep) {
+        let trouble = match catch_unwind(AssertUnwindSafe(|| self.prune(keep))) {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(format!("checkpoints that are not to be kept could not be removed: {error}")),
+            Err(_) => Some(
+                "removing checkpoints that are not to be kept panicked. This is a bug, of which the keeper's log tells more".to_owned(),
+            ),
+        };
+        if let Some(trouble) = &trouble {
+            tracing::warn!("{trouble}");
+        }
+        *self.prune_trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+
+    fn prune(&self, keep: &Keep) -> Result<()> {
+        // A run that takes a checkpoint or goes to one meanwhile is not hurt either: the first is the newest of its branch, the second is held.
+        let stands: Vec<_> = self.runs().iter().filter_map(|run| run.standing().head).collect();
+        let verdicts = retention::verdicts(self.host.store(), &self.spec.name, keep, &stands, wall_ns())?;
+        let removed = retention::remove(self.host.store(), &verdicts)?.checkpoints.len();
+        if removed > 0 {
+            tracing::info!("{removed} of {} checkpoints were not to be kept any longer", verdicts.len());
+        }
+        Ok(())
+    }
+
     fn stop_threads(&self) {
         *self.ending.0.lock().expect("nobody panics with the lock") = true;
         self.ending.1.notify_all();
@@ -489,6 +531,12 @@ impl Keeper {
             let _ = thread.join();
         }
     }
+}
+
+/// The checkpoint that a run stands on.
+fn head(run: &Run) -> Result<CheckpointId> {
+    let message = || format!("run {} has no checkpoint yet: `fermata checkpoint` takes one", run.name());
+    run.standing().head.ok_or_else(|| Error::Refused(message()))
 }
 
 /// Waits; true when it was woken because all ends.

@@ -16,7 +16,7 @@ Examples:
   fermata fork 1f0c42 --name what-if
   fermata fork known-good --same-randomness --paused")]
 pub struct Fork {
-    /// The checkpoint: the beginning of its id, a tag or a branch; each with ~N [default: the newest of the run]
+    /// The checkpoint: the beginning of its id, a tag or a branch; each with ~N, which alone counts from where the run is [default: the newest of the run]
     #[arg(value_name = "ID", add = complete::checkpoints())]
     from: Option<String>,
     /// Name of the new run and its branch [default: one is made up]

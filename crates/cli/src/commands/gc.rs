@@ -45,7 +45,8 @@ impl Gc {
     }
 }
 
-fn text(collected: &Collected, would: bool) -> String {
+/// What was freed, or would be.
+pub fn text(collected: &Collected, would: bool) -> String {
     let Collected { packs, packs_removed, packs_rewritten, packs_written, bytes_before, bytes_after, .. } = collected;
     let freed = bytes_before.saturating_sub(*bytes_after).saturating_add(collected.orphan_bytes);
     let verb = if would { "would be freed" } else { "freed" };

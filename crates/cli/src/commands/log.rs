@@ -1,9 +1,12 @@
 //! `fermata log`: the checkpoints of an experiment.
 
-use super::{Context, Result};
+mod history;
+
+use super::{Context, Result, ls};
 use crate::{
     complete, graph,
-    out::{Paint, Style},
+    instant::Instant,
+    out::{Failure, Paint, Style},
     pick,
     table::{Cell, Set, Table},
     text,
@@ -11,15 +14,19 @@ use crate::{
 use clap::Args;
 use fermata_api::{
     local,
-    types::{CheckpointId, PageCounts, PartKind},
-    values::{Checkpoint, Problem},
+    types::{PageCounts, PartKind},
+    values::{Checkpoint, Problem, RunAt, When},
 };
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use history::{History, Range};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// List the checkpoints, the newest first
 ///
 /// A line for each: id, virtual time (what the guest sees), pause, bytes stored, pages written since the one before, where branches end and what is
 /// tagged, message. Needs no running experiment. `--json` prints an array in the same order, and of each what `fermata show --json` tells.
+///
+/// With --graph: the tree, with the time of day (UTC) at which each was taken, and above the checkpoint that it stands on each run that lives, as an `o` with its
+/// virtual time now and what it does.
 ///
 /// With --stat: pages of memory and blocks of disks that were written, and what became of both together: zero or free, known to equal a block of a
 /// disk, on a golden image, twice in this checkpoint, in earlier ones, and how many checkpoints ago the middle one of these was stored, new; bytes
@@ -32,6 +39,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 Examples:
   fermata log --graph
   fermata log --branch what-if -n 10
+  fermata log --at 95s
+  fermata log --since known-good --until 2m30s
   fermata log --stat
   fermata log --times -n 20
   fermata log --json | jq '.[0].pause_ms'")]
@@ -48,92 +57,102 @@ pub struct Log {
     /// Only what leads to the newest checkpoint of this branch
     #[arg(long, value_name = "NAME", add = complete::branches())]
     branch: Option<String>,
+    /// Of each line of checkpoints only the newest at or before this virtual time: where `goto TIME` would begin
+    #[arg(long, value_name = "TIME", value_parser = virtual_time)]
+    at: Option<u64>,
+    /// Only what grew from this checkpoint; or what was taken at this virtual time or after it, such as 60s
+    #[arg(long, value_name = "ID|TIME", add = complete::checkpoints())]
+    since: Option<String>,
+    /// Only what leads to this checkpoint, and itself; or what was taken at this virtual time or before it
+    #[arg(long, value_name = "ID|TIME", add = complete::checkpoints())]
+    until: Option<String>,
     /// Only the newest so many
     #[arg(short = 'n', long = "number", value_name = "N")]
     number: Option<usize>,
 }
 
+/// A virtual time as the log shows it, in nanoseconds.
+fn virtual_time(text: &str) -> std::result::Result<u64, String> {
+    match text.parse::<Instant>()? {
+        Instant(When::AtNs(ns)) => Ok(ns),
+        Instant(When::AfterNs(_)) => Err("a log has no now to count from: write a virtual time, such as 12.5s".to_owned()),
+    }
+}
+
 impl Log {
     pub fn run(self, context: &Context) -> Result {
         let stored = pick::stored(context)?;
-        let history = History::new(local::log(&stored.store, Some(&stored.experiment))?);
+        let mut history = History::new(local::log(&stored.store, Some(&stored.experiment))?);
         if history.checkpoints.is_empty() && !stored.lives {
             let message =
                 format!("the store {} has no checkpoint of {}; `fermata ls` shows what runs", stored.store.display(), stored.experiment);
             return Err(Problem::new(message).into());
         }
-        let shown = history.select(self.branch.as_deref(), self.graph, self.number)?;
+        history.place(&stored.runs);
+        let range = self.range(&history, &stored)?;
+        let mut shown = history.select(self.branch.as_deref(), self.graph)?;
+        history.narrow(&mut shown, &range);
+        shown.truncate(self.number.unwrap_or(usize::MAX));
+        if let (Some(at), true) = (self.at, shown.is_empty()) {
+            context.out.note(&format!("no line has a checkpoint at or before {}", text::instant(at)));
+        }
         let values: Vec<_> = shown.iter().map(|place| &history.checkpoints[*place]).collect();
-        let columns = match (self.stat, self.times) {
-            (true, _) => Columns::Statistics,
-            (_, true) => Columns::Times(Steps::of(&values)),
+        let columns = match (self.stat, self.times, self.graph) {
+            (true, ..) => Columns::Statistics,
+            (_, true, _) => Columns::Times(Steps::of(&values)),
+            (.., true) => Columns::Tree { one_day: of_one_day(&values) },
             _ => Columns::Names,
         };
         context.out.answer(&values, |style| match context.out.quiet {
             true => values.iter().map(|checkpoint| format!("{}\n", checkpoint.id)).collect(),
-            false => history.text(&shown, self.graph, &columns, style),
+            false => text(&history, &shown, self.graph, &columns, style),
         })?;
         Ok(0)
     }
-}
 
-struct History {
-    checkpoints: Vec<Checkpoint>,
-    parents: Vec<Option<usize>>,
-}
-
-impl History {
-    fn new(checkpoints: Vec<Checkpoint>) -> Self {
-        let places: HashMap<CheckpointId, usize> =
-            checkpoints.iter().enumerate().map(|(place, checkpoint)| (checkpoint.id, place)).collect();
-        let parents = checkpoints.iter().map(|checkpoint| places.get(checkpoint.parent.as_ref()?).copied()).collect();
-        Self { checkpoints, parents }
+    fn range(&self, history: &History, stored: &pick::Stored) -> std::result::Result<Range, Failure> {
+        let resolve = |text: &str| local::resolve(&stored.store, Some(&stored.experiment), &stored.name(text));
+        let bound = |text: &Option<String>| text.as_deref().map(|text| history.bound(text, resolve)).transpose();
+        Ok(Range { at: self.at, since: bound(&self.since)?, until: bound(&self.until)? })
     }
+}
 
-    /// What is shown, in that order.
-    fn select(&self, branch: Option<&str>, in_lines: bool, number: Option<usize>) -> std::result::Result<Vec<usize>, Problem> {
-        let mut shown = match branch {
-            Some(branch) => std::iter::successors(Some(self.head(branch)?), |place| self.parents[*place]).collect(),
-            None => {
-                let ages: Vec<_> = self.checkpoints.iter().map(|checkpoint| checkpoint.created_ns).collect();
-                graph::order(&self.parents, &ages, in_lines)
+fn text(history: &History, shown: &[usize], draw: bool, columns: &Columns, style: &Style) -> String {
+    let mut table = columns.table();
+    if style.width.is_none() {
+        // A line is a checkpoint for whatever counts lines.
+        table = table.without_header();
+    }
+    let mut row = |drawing: String, cells: Vec<Cell>| {
+        table.row([Cell::new(Paint::Dim, drawing)].into_iter().chain(cells).collect());
+    };
+    if !draw {
+        shown.iter().for_each(|place| row(String::new(), columns.cells(&history.checkpoints[*place])));
+        return table.render(style);
+    }
+    // Runs are drawn as what grows next. Other columns than those of the tree have no room for what is told of them.
+    let runs = if matches!(columns, Columns::Tree { .. }) { history.runs(shown) } else { vec![] };
+    let count = history.checkpoints.len();
+    let parents: Vec<_> = history.parents.iter().copied().chain(runs.iter().map(|(place, _)| Some(*place))).collect();
+    let on = |place: usize| runs.iter().enumerate().filter(move |(_, (at, _))| *at == place).map(|(number, _)| count + number);
+    let order: Vec<_> = shown.iter().flat_map(|place| on(*place).chain([*place])).collect();
+    for graph::Line { drawing, item } in graph::draw(&parents, &order) {
+        match item.map(|item| item.checked_sub(count).ok_or(item)) {
+            None => row(drawing, vec![]),
+            Some(Err(place)) => row(drawing, columns.cells(&history.checkpoints[place])),
+            Some(Ok(number)) => {
+                let (place, run) = &runs[number];
+                row(drawing.replace('*', "o"), cells_of_run(run, &history.checkpoints[*place]));
             }
-        };
-        shown.truncate(number.unwrap_or(usize::MAX));
-        Ok(shown)
-    }
-
-    fn head(&self, branch: &str) -> std::result::Result<usize, Problem> {
-        self.checkpoints.iter().position(|checkpoint| checkpoint.heads.iter().any(|head| head == branch)).ok_or_else(|| {
-            let mut branches: Vec<_> = self.checkpoints.iter().flat_map(|checkpoint| &checkpoint.heads).map(String::as_str).collect();
-            branches.sort_unstable();
-            Problem::new(format!("there is no branch \"{branch}\"; there is {}", branches.join(", ")))
-        })
-    }
-
-    fn text(&self, shown: &[usize], draw: bool, columns: &Columns, style: &Style) -> String {
-        let lines = if draw {
-            graph::draw(&self.parents, shown)
-        } else {
-            shown.iter().map(|place| graph::Line { drawing: String::new(), item: Some(*place) }).collect()
-        };
-        let mut table = columns.table();
-        if style.width.is_none() {
-            // A line is a checkpoint for whatever counts lines.
-            table = table.without_header();
         }
-        for graph::Line { drawing, item } in lines {
-            let mut cells = vec![Cell::new(Paint::Dim, drawing)];
-            cells.extend(item.into_iter().flat_map(|place| columns.cells(&self.checkpoints[place])));
-            table.row(cells);
-        }
-        table.render(style)
     }
+    table.render(style)
 }
 
 /// What is told of each checkpoint.
 enum Columns {
     Names,
+    Tree { one_day: bool },
     Statistics,
     Times(Steps),
 }
@@ -142,6 +161,7 @@ impl Columns {
     fn table(&self) -> Table {
         match self {
             Self::Names => Table::new(&NAMES),
+            Self::Tree { .. } => Table::new(&TREE),
             Self::Statistics => Table::new(&STATISTICS),
             Self::Times(steps) => {
                 let names = steps.pause.iter().chain(&steps.around).map(|step| step.to_uppercase()).collect::<Vec<_>>();
@@ -155,6 +175,7 @@ impl Columns {
     fn cells(&self, checkpoint: &Checkpoint) -> Vec<Cell> {
         match self {
             Self::Names => cells_of(checkpoint),
+            Self::Tree { one_day } => cells_in_tree(checkpoint, *one_day),
             Self::Statistics => statistics_of(checkpoint),
             Self::Times(steps) => steps.times_of(checkpoint),
         }
@@ -206,6 +227,17 @@ const NAMES: [(&str, Set); 8] = [
     ("MESSAGE", Set::Elastic),
 ];
 
+const TREE: [(&str, Set); 8] = [
+    ("", Set::Left),
+    ("ID", Set::Left),
+    ("TIME", Set::Right),
+    ("UTC", Set::Left),
+    ("PAUSE", Set::Right),
+    ("STORED", Set::Right),
+    ("AT", Set::Elastic),
+    ("MESSAGE", Set::Elastic),
+];
+
 const STATISTICS: [(&str, Set); 13] = [
     ("", Set::Left),
     ("ID", Set::Left),
@@ -249,7 +281,6 @@ fn blocks_written(checkpoint: &Checkpoint) -> Option<u64> {
 }
 
 fn cells_of(checkpoint: &Checkpoint) -> Vec<Cell> {
-    let message = checkpoint.message.as_deref().unwrap_or_default().lines().next().unwrap_or_default();
     vec![
         Cell::new(Paint::Id, checkpoint.id.short()),
         text::instant(checkpoint.time_virtual_ns).into(),
@@ -257,8 +288,47 @@ fn cells_of(checkpoint: &Checkpoint) -> Vec<Cell> {
         text::bytes(checkpoint.stored_bytes).into(),
         text::count(checkpoint.pages.written()).into(),
         Cell::new(Paint::Name, names(checkpoint)),
-        text::harmless(message).into(),
+        message(checkpoint).into(),
     ]
+}
+
+fn message(checkpoint: &Checkpoint) -> String {
+    text::harmless(checkpoint.message.as_deref().unwrap_or_default().lines().next().unwrap_or_default())
+}
+
+fn cells_in_tree(checkpoint: &Checkpoint, one_day: bool) -> Vec<Cell> {
+    vec![
+        Cell::new(Paint::Id, checkpoint.id.short()),
+        text::instant(checkpoint.time_virtual_ns).into(),
+        Cell::new(Paint::Dim, taken(checkpoint, one_day)),
+        text::ms(checkpoint.pause_ms).into(),
+        text::bytes(checkpoint.stored_bytes).into(),
+        Cell::new(Paint::Name, names(checkpoint)),
+        message(checkpoint).into(),
+    ]
+}
+
+/// Of a run: its virtual time, its name, what it does, and how far it has come from the checkpoint that it stands on.
+fn cells_of_run(run: &RunAt, on: &Checkpoint) -> Vec<Cell> {
+    let (paint, word) = ls::word(run.state);
+    let come = run.time_virtual_ns.map(|now| format!(", {} on", text::instant(now.saturating_sub(on.time_virtual_ns))));
+    let mut cells = vec![Cell::from(""), run.time_virtual_ns.map(text::instant).unwrap_or_default().into()];
+    cells.extend(["", "", ""].map(Cell::from));
+    cells.extend([
+        Cell::new(Paint::Name, format!("run {}", text::harmless(&run.name))),
+        Cell::new(paint, format!("{word}{}", come.unwrap_or_default())),
+    ]);
+    cells
+}
+
+/// Whether all were taken on the same day.
+fn of_one_day(checkpoints: &[&Checkpoint]) -> bool {
+    checkpoints.iter().map(|checkpoint| checkpoint.created.get(..10)).collect::<BTreeSet<_>>().len() <= 1
+}
+
+/// When it was taken: the time of day, with the day where there are several.
+fn taken(checkpoint: &Checkpoint, one_day: bool) -> String {
+    text::time_of_day(&checkpoint.created, one_day)
 }
 
 /// Branches that end at a checkpoint, and its tags: `main, what-if, #known-good`.
@@ -271,22 +341,21 @@ pub fn names(checkpoint: &Checkpoint) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::samples::history;
-    use fermata_api::values::SavedBytes;
+    use crate::commands::samples;
+    use fermata_api::values::{MachineState, SavedBytes};
 
-    fn check(branch: Option<&str>, graph: bool, number: Option<usize>, width: Option<usize>, expected: &str) {
-        let history = History::new(history());
-        let shown = history.select(branch, graph, number).unwrap();
-        assert_eq!(history.text(&shown, graph, &Columns::Names, &Style { color: false, width }), expected.trim_start_matches('\n'));
+    fn check(branch: Option<&str>, number: usize, expected: &str) {
+        let history = History::new(samples::history());
+        let mut shown = history.select(branch, false).unwrap();
+        shown.truncate(number);
+        assert_eq!(text(&history, &shown, false, &Columns::Names, &Style::default()), expected);
     }
 
     #[test]
     fn the_newest_first() {
         check(
             None,
-            false,
-            None,
-            None,
+            9,
             "\
 050505050505  10.000s  4.21 ms  12.3 MiB  3,411  main
 040404040404   8.000s  4.21 ms  12.3 MiB  3,411  what-if
@@ -298,43 +367,69 @@ mod tests {
     }
 
     #[test]
-    fn as_a_tree_on_a_terminal() {
-        check(
-            None,
-            true,
-            None,
-            Some(72),
-            "
-     ID               TIME    PAUSE    STORED  WRITTEN  AT        MESSAGE
-*    050505050505  10.000s  4.21 ms  12.3 MiB    3,411  main
-*    030303030303   6.000s  4.21 ms  12.3 MiB    3,411
-| *  040404040404   8.000s  4.21 ms  12.3 MiB    3,411  what-if
-|/
-*    020202020202   4.000s  4.21 ms  12.3 MiB    3,411  #known-…  before …
-*    010101010101   2.000s  4.21 ms  12.3 MiB    3,411
-",
-        );
-    }
-
-    #[test]
     fn one_branch_and_so_many() {
         check(
             Some("what-if"),
-            false,
-            Some(2),
-            None,
+            2,
             "\
 040404040404  8.000s  4.21 ms  12.3 MiB  3,411  what-if
 020202020202  4.000s  4.21 ms  12.3 MiB  3,411  #known-good  before the upgrade
 ",
         );
-        let problem = History::new(history()).select(Some("none"), false, None).unwrap_err();
-        assert_eq!(problem.message, "there is no branch \"none\"; there is main, what-if");
+    }
+
+    fn tree(width: usize) -> String {
+        let mut history = History::new(samples::history());
+        let run = |name: &str, head: u8, state| {
+            let mut run = samples::run(name);
+            run.head = Some(samples::id(head));
+            run.machines[0].state = state;
+            run
+        };
+        let mut young = samples::run("young");
+        young.head = None;
+        history.place(&[run("main", 5, MachineState::Running), run("back", 2, MachineState::Paused), young]);
+        let shown = history.select(None, true).unwrap();
+        text(&history, &shown, true, &Columns::Tree { one_day: true }, &Style { color: false, width: Some(width) })
+    }
+
+    #[test]
+    fn as_a_tree_on_a_terminal() {
+        let expected = "
+       ID               TIME  UTC         PAUSE    STORED  AT           MESSAGE
+o                    12.000s                               run main     running, 2.000s on
+*      050505050505  10.000s  08:43:00  4.21 ms  12.3 MiB  main
+*      030303030303   6.000s  08:43:00  4.21 ms  12.3 MiB
+| *    040404040404   8.000s  08:43:00  4.21 ms  12.3 MiB  what-if
+| | o                12.000s                               run back     paused, 8.000s on
+| |/
+|/
+*      020202020202   4.000s  08:43:00  4.21 ms  12.3 MiB  #known-good  before the upgrade
+*      010101010101   2.000s  08:43:00  4.21 ms  12.3 MiB
+";
+        assert_eq!(tree(200), expected.trim_start_matches('\n'));
+    }
+
+    #[test]
+    fn a_tree_fits_eighty_columns() {
+        let tree = tree(80);
+        assert!(tree.lines().all(|line| text::width(line) <= 80), "{tree}");
+        assert!(tree.contains("run back") && tree.contains("#known-good"), "{tree}");
+    }
+
+    #[test]
+    fn the_time_of_day_has_the_day_where_there_are_several() {
+        let mut history = samples::history();
+        assert_eq!((of_one_day(&[&history[0], &history[1]]), taken(&history[0], true).as_str()), (true, "08:43:00"));
+        history[1].created = "2026-11-22T00:00:00.000Z".to_owned();
+        assert_eq!((of_one_day(&[&history[0], &history[1]]), taken(&history[1], false).as_str()), (false, "11-22 00:00"));
+        history[1].created = String::new();
+        assert_eq!(taken(&history[1], false), "");
     }
 
     #[test]
     fn statistics_stand_in_columns() {
-        let mut history = history();
+        let mut history = samples::history();
         history[0].pages.within = 100;
         (0..400).for_each(|place| history[0].pages.distances.add(place / 50 + 1));
         history[0].pages_by_part.insert("m1/disk0".to_owned(), PageCounts { new: 11, ..PageCounts::default() });
@@ -345,12 +440,12 @@ ID            PAGES  BLOCKS  ZERO  MAPPED  ON DISK  TWICE  EARLIER  DISTANCE    
 010101010101  3,400      11   411       0    1,000    100      400    4 to 7  1,500  12.3 MiB  4.0 MiB
 020202020202  3,411       -   411       0    1,000      0      500         -  1,500  12.3 MiB      0 B
 ";
-        assert_eq!(history.text(&[0, 1], false, &Columns::Statistics, &Style { color: false, width: Some(120) }), expected);
+        assert_eq!(text(&history, &[0, 1], false, &Columns::Statistics, &Style { color: false, width: Some(120) }), expected);
     }
 
     #[test]
     fn steps_stand_in_columns() {
-        let mut history = history();
+        let mut history = samples::history();
         history[0].background_ms =
             [("m1 prepare".to_owned(), 7.0), ("m1/disk0 prepare".to_owned(), 3.0), ("m1 save".to_owned(), 80.0)].into();
         history[0].steps_ms.insert("m2 stop".to_owned(), 0.7);
@@ -361,14 +456,6 @@ ID              PAUSE      CUT  DEVICES     STOP  PREPARE     SAVE  STORING
 010101010101  4.21 ms  0.01 ms  2.00 ms  0.70 ms  10.0 ms  80.0 ms   120 ms
 020202020202  4.21 ms        -  2.00 ms  0.40 ms        -        -   120 ms
 ";
-        assert_eq!(History::new(history).text(&[0, 1], false, &columns, &Style { color: false, width: Some(120) }), expected);
-    }
-
-    #[test]
-    fn a_parent_that_is_gone_ends_the_line() {
-        let mut orphans = history();
-        orphans.remove(0);
-        let history = History::new(orphans);
-        assert_eq!(history.select(None, true, None).unwrap().len(), 4);
+        assert_eq!(text(&History::new(history), &[0, 1], false, &columns, &Style { color: false, width: Some(120) }), expected);
     }
 }

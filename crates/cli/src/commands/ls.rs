@@ -99,15 +99,22 @@ fn state(experiment: &Experiment, machine: Option<&Machine>) -> Cell {
     let (paint, word) = match (experiment.state, machine.map(|machine| machine.state)) {
         (ExperimentState::Dead, _) => (Paint::Bad, "dead"),
         (_, Some(MachineState::Running)) if machine.is_some_and(|machine| !machine.starved.is_empty()) => (Paint::Bad, "held"),
-        (_, Some(MachineState::Running)) => (Paint::Good, "running"),
-        (_, Some(MachineState::Paused)) => (Paint::Warning, "paused"),
-        (_, Some(MachineState::Off)) => (Paint::Dim, "off"),
-        (_, Some(MachineState::Failed)) => (Paint::Bad, "failed"),
-        (_, Some(MachineState::Silent)) => (Paint::Bad, "silent"),
-        (_, Some(MachineState::Gone)) => (Paint::Bad, "gone"),
+        (_, Some(state)) => word(state),
         (_, None) => (Paint::Dim, "-"),
     };
     Cell::new(paint, word)
+}
+
+/// What a machine does, in a word and its colour.
+pub fn word(state: MachineState) -> (Paint, &'static str) {
+    match state {
+        MachineState::Running => (Paint::Good, "running"),
+        MachineState::Paused => (Paint::Warning, "paused"),
+        MachineState::Off => (Paint::Dim, "off"),
+        MachineState::Failed => (Paint::Bad, "failed"),
+        MachineState::Silent => (Paint::Bad, "silent"),
+        MachineState::Gone => (Paint::Bad, "gone"),
+    }
 }
 
 /// What is not as it should be, and what to do.

@@ -26,7 +26,7 @@ Examples:
   fermata rm --all -e old-experiment --dry-run
   fermata log --branch main -q | tail -n +100 | xargs fermata rm")]
 pub struct Rm {
-    /// Checkpoints: the beginning of an id, a tag or a branch for its newest; each with ~N for the N-th before it
+    /// Checkpoints: the beginning of an id, a tag or a branch for its newest; each with ~N for the N-th before it, ~N alone counting from where the run is
     #[arg(value_name = "ID", required_unless_present_any = ["branch", "all"], add = complete::checkpoints())]
     checkpoints: Vec<String>,
     /// A branch, with the checkpoints that no other branch leads to
@@ -51,14 +51,14 @@ impl Rm {
         let stored = pick::stored(context)?;
         let named = self.checkpoints.len();
         let request = RemoveRequest {
+            checkpoints: self.checkpoints.iter().map(|text| stored.name(text)).collect(),
             experiment: stored.experiment,
-            checkpoints: self.checkpoints,
             branches: self.branch,
             all: self.all,
             force: self.force,
             dry_run: self.dry_run,
         };
-        if !self.yes && !self.dry_run && io::stdin().is_terminal() && io::stderr().is_terminal() {
+        if !self.yes && !self.dry_run && can_ask() {
             let would = housekeeping::remove(&stored.store, &RemoveRequest { dry_run: true, ..request.clone() })?;
             if would.checkpoints.len() > named {
                 ask(&text(&would, true, &Style::default()))?;
@@ -73,8 +73,13 @@ impl Rm {
     }
 }
 
+/// Whether somebody sits there.
+pub fn can_ask() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
 /// Goes on only if the user says so.
-fn ask(would: &str) -> std::result::Result<(), Failure> {
+pub fn ask(would: &str) -> std::result::Result<(), Failure> {
     let mut stderr = io::stderr();
     write!(stderr, "{would}Remove? [y/N] ")?;
     stderr.flush()?;

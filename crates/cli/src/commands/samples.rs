@@ -56,6 +56,7 @@ pub fn checkpoint(number: u8, parent: Option<u8>, branch: &str) -> Checkpoint {
         images: vec![],
         network: None,
         down: vec![],
+        runs: vec![],
     }
 }
 

@@ -34,7 +34,7 @@ Examples:
   fermata show 1f0c42~3
   fermata show known-good --json")]
 pub struct Show {
-    /// The checkpoint: the beginning of its id, a tag, or a branch for its newest; each with ~N for the N-th before it
+    /// The checkpoint: the beginning of its id, a tag, or a branch for its newest; each with ~N for the N-th before it, ~N alone counting from where the run is
     /// [default: the newest of the run]
     #[arg(value_name = "ID", add = complete::checkpoints())]
     checkpoint: Option<String>,
@@ -43,7 +43,7 @@ pub struct Show {
 impl Show {
     pub fn run(self, context: &Context) -> Result {
         let stored = pick::stored(context)?;
-        let named = self.checkpoint.or(stored.head.map(|head| head.to_string()));
+        let named = self.checkpoint.map(|text| stored.name(&text)).or(stored.head.map(|head| head.to_string()));
         let checkpoint = match named {
             Some(name) => local::show(&stored.store, Some(&stored.experiment), &name),
             None => local::newest(&stored.store, &stored.experiment),

@@ -21,7 +21,7 @@ Examples:
   fermata tag
   fermata tag --delete known-good")]
 pub struct Tag {
-    /// The checkpoint: the beginning of its id, a tag or a branch; each with ~N
+    /// The checkpoint: the beginning of its id, a tag or a branch; each with ~N, which alone counts from where the run is
     #[arg(value_name = "ID", requires = "name", add = complete::checkpoints())]
     checkpoint: Option<String>,
     /// Its new name
@@ -39,7 +39,7 @@ impl Tag {
         let out = &context.out;
         match (self.checkpoint, self.name, self.delete) {
             (Some(checkpoint), Some(name), _) => {
-                let tag = local::tag(store, experiment, &checkpoint, &name)?;
+                let tag = local::tag(store, experiment, &stored.name(&checkpoint), &name)?;
                 out.answer(&tag, |style| if out.quiet { tag.tag.clone() } else { list(std::slice::from_ref(&tag), style) })?;
             }
             (.., Some(name)) => {

@@ -9,7 +9,7 @@ use crate::{
 use clap::Args;
 use fermata_api::{
     local::{self, UpRequest},
-    spec::{Accel, ByteSize, CaptureMode, Disk, Interval, SingleOptions, Spec, SpecFile, TrackerChoice},
+    spec::{Accel, ByteSize, CaptureMode, Disk, Interval, Keep, SingleOptions, Spec, SpecFile, TrackerChoice},
     values::Experiment,
 };
 use std::{
@@ -26,6 +26,7 @@ use std::{
 #[command(after_long_help = "\
 Examples:
   fermata up machine.yaml --every 2s
+  fermata up machine.yaml --every 2s --keep 'last 20, every 2s for 1m, every 1m for 1h'
   fermata up debian.qcow2 --memory 2G --cpus 2
   fermata up --kernel vmlinuz --initrd initrd.gz --cmdline console=ttyS0 --deterministic
 
@@ -37,6 +38,9 @@ pub struct Up {
     /// Time between two checkpoints, such as 2s or 500ms [default: as in the specification, else only on request]
     #[arg(long, value_name = "TIME")]
     every: Option<Interval>,
+    /// Which checkpoints are kept; the others are removed after a while, as `fermata prune` does [default: as in the specification, else all]
+    #[arg(long, value_name = "POLICY")]
+    keep: Option<Keep>,
     /// When a checkpoint copies memory: in the pause, ahead of it, or after it before the guest writes again
     #[arg(long, value_name = "auto|stop|precopy|cow")]
     capture: Option<CaptureMode>,
@@ -141,12 +145,13 @@ fn disk(given: PathBuf) -> Disk {
 impl Up {
     pub fn run(self, context: &Context) -> Result {
         let (every, capture, tracker, exact) = (self.every, self.capture, self.tracker, self.exact);
-        let (metrics, foreground) = (self.metrics, self.foreground);
+        let (keep, metrics, foreground) = (self.keep.clone(), self.metrics, self.foreground);
         let request = UpRequest {
             spec: self.spec()?,
             every_ms: every.map(|every| every.duration().as_millis() as u64),
             capture,
             tracker,
+            keep,
             exact,
             store: local::store_path(context.global.store.clone()),
             metrics,

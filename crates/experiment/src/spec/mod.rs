@@ -34,6 +34,7 @@ mod yaml;
 #[cfg(test)]
 mod tests;
 
+pub use fermata_store::Keep;
 pub use fermata_vm::{CaptureMode, CaptureOptions, FreePages, TrackerChoice};
 
 pub use error::{Fault, FaultKind, Refusal, SpecError};
@@ -65,6 +66,9 @@ pub struct Spec {
     /// Time between two checkpoints, 100 ms to 24 h in whole milliseconds; none when they are made by hand.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "interval")]
     pub every: Option<Duration>,
+    /// Which checkpoints are kept; none: all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep: Option<Keep>,
     /// How memory is watched and captured: the keys `capture`, `tracker`, `full` and `free`.
     #[serde(flatten, serialize_with = "capture")]
     pub capture: CaptureOptions,

@@ -10,6 +10,7 @@ use super::{
     ports::Port,
     units::{ByteSize, Interval},
 };
+use fermata_store::Keep;
 use fermata_vm::{CaptureMode, FreePages, TrackerChoice};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Deserializer};
@@ -87,6 +88,10 @@ pub(super) struct RawSpec {
     pub name: Spanned<Name>,
     /// Time between two checkpoints. Without it checkpoints are made by hand.
     pub every: Option<Spanned<Interval>>,
+    /// Which checkpoints are kept; the others go after a while, unless they are tagged, end or divide a branch, or a run stands on them. Of each branch: the newest N (`last N`),
+    /// and one for so much time, for as long (`every 2s for 1m`) or for ever (`every 1h`). Without it all are kept.
+    #[schemars(with = "Option<String>", extend("examples" = ["last 20, every 2s for 1m, every 1m for 1h, every 1h for 7d"]))]
+    pub keep: Option<Spanned<Keep>>,
     /// When a checkpoint copies memory: `stop` in the pause, `precopy` ahead of it, `cow` after it, before the guest writes again.
     #[schemars(with = "Option<String>", extend("enum" = CaptureMode::NAMES.map(|(name, _)| name), "default" = "auto"))]
     pub capture: Option<Spanned<CaptureMode>>,

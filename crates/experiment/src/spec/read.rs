@@ -10,6 +10,7 @@ use super::{
     units::{ByteSize, Interval, shorten},
     yaml::{Data, Entry, Value},
 };
+use fermata_store::Keep;
 use fermata_vm::{CaptureMode, FreePages, TrackerChoice};
 use std::{collections::BTreeMap, str::FromStr};
 
@@ -20,6 +21,7 @@ pub(super) fn spec(document: Value, faults: &mut Faults) -> Option<RawSpec> {
     let mut fields = Fields::new(document, "an experiment", faults)?;
     let name = fields.required("name", "name: my-experiment", faults).and_then(|value| name(value, faults));
     let every = fields.take("every").and_then(|value| interval(value, faults));
+    let keep = fields.take("keep").and_then(|value| parsed(value, false, Keep::EXPECTED, faults));
     let capture = fields.take("capture").and_then(|value| choice(value, &CaptureMode::NAMES, faults));
     let tracker = fields.take("tracker").and_then(|value| choice(value, &TrackerChoice::NAMES, faults));
     let full = fields.take("full").and_then(|value| boolean(value, faults));
@@ -29,7 +31,7 @@ pub(super) fn spec(document: Value, faults: &mut Faults) -> Option<RawSpec> {
     let links = fields.take("links").and_then(|value| network::read::links(value, faults));
     let events = fields.take("events").and_then(|value| network::read::events(value, faults));
     fields.finish(faults);
-    Some(RawSpec { name: name?, every, capture, tracker, full, free, defaults, nodes: nodes?, links, events })
+    Some(RawSpec { name: name?, every, keep, capture, tracker, full, free, defaults, nodes: nodes?, links, events })
 }
 
 fn nodes(value: Value, faults: &mut Faults) -> Option<Spanned<BTreeMap<Spanned<Name>, Option<RawNode>>>> {

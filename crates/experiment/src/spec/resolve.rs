@@ -55,6 +55,7 @@ pub(super) fn spec(raw: RawSpec, base: Option<&Path>, faults: &mut Faults) -> (S
     let mut spec = Spec {
         name: resolver.name(raw.name),
         every: raw.every.map(|every| every.value.duration()),
+        keep: raw.keep.map(|keep| keep.value),
         capture: CaptureOptions {
             mode: raw.capture.map(|mode| mode.value).unwrap_or_default(),
             tracker: raw.tracker.map(|tracker| tracker.value).unwrap_or_default(),

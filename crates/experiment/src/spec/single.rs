@@ -52,6 +52,7 @@ pub(super) fn spec(image: Option<&Path>, options: SingleOptions) -> Result<Spec,
     let raw = RawSpec {
         name: Spanned::nowhere(Name(name)),
         every: every.map(Spanned::nowhere),
+        keep: None,
         capture: None,
         tracker: None,
         full: None,

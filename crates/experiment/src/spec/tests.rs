@@ -168,6 +168,16 @@ fn intervals() {
 }
 
 #[test]
+fn what_is_kept() {
+    let spec = parse(&format!("keep: last 20, every 2s for 60s\n{}", m1("image: x"))).unwrap();
+    assert_eq!(serde_json::to_value(&spec).unwrap()["keep"], "last 20, every 2s for 1m");
+    for wrong in ["last", "20", "every 2s for 1s", "[last 20]"] {
+        let error = parse(&format!("keep: {wrong}\n{}", m1("image: x"))).expect_err(wrong).to_string();
+        assert!(error.contains("expected what is kept, such as `last 20,"), "{error}");
+    }
+}
+
+#[test]
 fn unknown_and_repeated_keys() {
     refused(&m1("image: x\nmemroy: 1G"), "5:5: unknown key `memroy`; did you mean `memory`?");
     refused(&m1("disks:\n- {image: x, read_only: true}"), "5:18: unknown key `read_only`; did you mean `read-only`?");
@@ -177,7 +187,7 @@ fn unknown_and_repeated_keys() {
     );
     refused(
         "name: a\nversion: 2\nnodes: {m1: {image: x}}",
-        "2:1: unknown key `version`; an experiment has the keys name, every, capture, tracker, full, free, defaults, nodes, links, events",
+        "2:1: unknown key `version`; an experiment has the keys name, every, keep, capture, tracker, full, free, defaults, nodes, links, events",
     );
     refused(&m1("image: x\nimage: y"), "5:5: the key `image` stands here a second time; remove one of the two");
     refused("name: a\nname: b\nnodes: {m1: {image: x}}", "2:1: the key `name` stands here a second time; remove one of the two");
@@ -472,6 +482,8 @@ fn nearly_yaml() -> impl Strategy<Value = String> {
         "disks",
         "size",
         "every",
+        "keep",
+        "last 20, every 2s",
         "defaults",
         "cpus",
         "kernel",
@@ -612,8 +624,10 @@ fn spec() -> impl Strategy<Value = Spec> {
     let tracker = prop::sample::select(vec![TrackerChoice::Auto, TrackerChoice::Scan, TrackerChoice::Userfault, TrackerChoice::KvmRing]);
     let free = prop::sample::select(vec![FreePages::Auto, FreePages::Keep, FreePages::Balloon]);
     let capture = (mode, tracker, any::<bool>(), free).prop_map(|(mode, tracker, full, free)| CaptureOptions { tracker, mode, full, free });
-    ("[a-z0-9][a-z0-9-]{0,31}", every, capture, prop::collection::btree_map("[a-z0-9][a-z0-9-]{0,31}", node, 1..4))
-        .prop_map(|(name, every, capture, nodes)| Spec { name, every, capture, nodes, links: Vec::new(), events: Vec::new() })
+    let keep =
+        prop::option::of(prop::sample::select(vec!["last 20", "every 2s for 1m, last 3, every 1h"]).prop_map(|text| text.parse().unwrap()));
+    ("[a-z0-9][a-z0-9-]{0,31}", every, keep, capture, prop::collection::btree_map("[a-z0-9][a-z0-9-]{0,31}", node, 1..4))
+        .prop_map(|(name, every, keep, capture, nodes)| Spec { name, every, keep, capture, nodes, links: Vec::new(), events: Vec::new() })
 }
 
 proptest! {
