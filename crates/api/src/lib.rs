@@ -9,6 +9,7 @@
 //! - [`housekeeping`]: removing, collecting, verifying and counting what is in a store
 //! - `links`: the links of a run, as they are and as they are to be
 //! - `captures`: what goes through interfaces, as it goes
+//! - [`exports`]: parts of checkpoints as files for other programs
 //! - [`plots`]: figures over many checkpoints, as series to draw
 //! - [`doctor`]: what this host can and cannot do
 //! - [`spec`], [`net`]: the specification of an experiment and its network, handed through to the doors
@@ -20,6 +21,7 @@ pub mod client;
 mod convert;
 mod desk;
 pub mod doctor;
+pub mod exports;
 pub mod housekeeping;
 mod keeping;
 mod links;

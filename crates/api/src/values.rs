@@ -14,6 +14,10 @@ use fermata_types::{BlobName, CheckpointId, Composition, ImageId, MachineId, Pag
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::SocketAddrV4, path::PathBuf};
 
+mod outside;
+
+pub use outside::*;
+
 /// A checkpoint: what `fermata checkpoint` prints, and `fermata log` prints many of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Checkpoint {

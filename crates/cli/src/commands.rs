@@ -8,6 +8,7 @@ mod diff;
 mod doctor;
 mod down;
 mod exec;
+mod export;
 mod fork;
 mod forward;
 mod gc;
@@ -73,6 +74,7 @@ pub enum Command {
     Log(log::Log),
     Show(show::Show),
     Diff(diff::Diff),
+    Export(export::Export),
     Plot(plot::Plot),
     Goto(goto::Goto),
     Fork(fork::Fork),
@@ -109,6 +111,7 @@ impl Command {
             Self::Log(command) => command.run(context),
             Self::Show(command) => command.run(context),
             Self::Diff(command) => command.run(context),
+            Self::Export(command) => command.run(context),
             Self::Plot(command) => command.run(context),
             Self::Goto(command) => command.run(context),
             Self::Fork(command) => command.run(context),

@@ -64,6 +64,7 @@ fn every_command_has_help_with_examples() {
         "log",
         "show",
         "diff",
+        "export",
         "plot",
         "goto",
         "fork",
@@ -95,6 +96,7 @@ fn misuse_is_two() {
     place.fails(&["exec", "m1"], 2, "COMMAND");
     place.fails(&["tag", "main"], 2, "NAME");
     place.fails(&["plot", "--what", "nonsense"], 2, "duplicates");
+    place.fails(&["export", "main", "-o", "file"], 2, "--core");
     place.fails(&["up"], 2, "what shall run?");
     place.fails(&["up", "x.qcow2", "--memory", "lots"], 2, "512M");
     place.fails(&["up", "x.qcow2", "--every", "soon"], 2, "soon");
@@ -118,7 +120,8 @@ fn without_an_experiment_it_says_how_to_get_one() {
         place.fails(arguments, 1, "fermata up");
     }
     place.fails(&["exec", "m1", "--", "true"], 255, "fermata up");
-    for arguments in [&["log"][..], &["show", "main"], &["diff", "a", "b"], &["plot"], &["tag"], &["goto", "main"]] {
+    for arguments in [&["log"][..], &["show", "main"], &["diff", "a", "b"], &["plot"], &["tag"], &["goto", "main"]]
+    {
         place.fails(arguments, 1, "store");
     }
     assert!(!place.path().join("store").exists(), "looking at a store that is not there must not make one");

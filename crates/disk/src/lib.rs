@@ -10,6 +10,7 @@
 //! - `device`: virtio block requests
 //! - [`page_map`]: which pages of guest memory equal a block; `pairs`: what a request says of that; `names`: what such a block is called in a checkpoint
 //! - [`part`]: the disk as a part of an experiment
+//! - [`still`]: the disk of a checkpoint without a server, read like a file; as an image for others
 //! - `fuzzing`: what fuzzers call, only with that feature
 //!
 //! **A request** goes from the guest's ring through the worker of the room `vhost` to `device`, which hands the guest's buffers as they lie in its RAM to
@@ -37,6 +38,7 @@ pub mod page_map;
 mod pairs;
 pub mod part;
 pub mod server;
+pub mod still;
 
 pub use cut::{Cut, CutId};
 pub use device::Counters;

@@ -7,6 +7,7 @@ mod contract;
 mod damage_cli;
 mod debian;
 mod deterministic;
+mod exports;
 mod failures;
 mod free_pages;
 mod freed_blocks;
