@@ -10,6 +10,7 @@
 //! - `links`: the links of a run, as they are and as they are to be
 //! - `captures`: what goes through interfaces, as it goes
 //! - [`exports`]: parts of checkpoints as files for other programs
+//! - [`mounting`]: checkpoints as directories of files
 //! - [`plots`]: figures over many checkpoints, as series to draw
 //! - [`doctor`]: what this host can and cannot do
 //! - [`spec`], [`net`]: the specification of an experiment and its network, handed through to the doors
@@ -27,6 +28,7 @@ mod keeping;
 mod links;
 pub mod local;
 pub mod metrics;
+pub mod mounting;
 pub mod paths;
 pub mod plots;
 pub mod server;

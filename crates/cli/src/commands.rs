@@ -18,6 +18,7 @@ mod link;
 pub mod log;
 mod ls;
 mod metrics;
+mod mount;
 mod pause;
 mod plot;
 mod ports;
@@ -31,6 +32,7 @@ mod show;
 mod ssh;
 mod stats;
 mod tag;
+mod umount;
 mod up;
 mod verify;
 
@@ -75,6 +77,8 @@ pub enum Command {
     Show(show::Show),
     Diff(diff::Diff),
     Export(export::Export),
+    Mount(mount::Mount),
+    Umount(umount::Umount),
     Plot(plot::Plot),
     Goto(goto::Goto),
     Fork(fork::Fork),
@@ -112,6 +116,8 @@ impl Command {
             Self::Show(command) => command.run(context),
             Self::Diff(command) => command.run(context),
             Self::Export(command) => command.run(context),
+            Self::Mount(command) => command.run(context),
+            Self::Umount(command) => command.run(context),
             Self::Plot(command) => command.run(context),
             Self::Goto(command) => command.run(context),
             Self::Fork(command) => command.run(context),

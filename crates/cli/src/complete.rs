@@ -16,7 +16,7 @@ use clap_complete::{
     env::{CompleteEnv, Elvish, EnvCompleter, Fish, Powershell, Shells, Zsh},
 };
 use fermata_api::{
-    Service, local,
+    Service, local, mounting,
     types::PartKind,
     values::{Checkpoint, Experiment, LinkRequest, Run},
 };
@@ -119,6 +119,11 @@ pub fn parts() -> ArgValueCandidates {
             Ok(shown.map(|part| CompletionCandidate::new(part.name)).collect())
         })
     })
+}
+
+/// Directories in which checkpoints are mounted.
+pub fn mounts() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| mounting::mounted().into_iter().map(CompletionCandidate::new).collect())
 }
 
 /// Experiments that run, and those in the store.

@@ -24,3 +24,27 @@ pub struct Exported {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub core: Option<CoreTold>,
 }
+
+/// A checkpoint that is shown in a directory: what `fermata mount` prints.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mounted {
+    /// The directory.
+    pub directory: PathBuf,
+    /// The checkpoint.
+    pub checkpoint: CheckpointId,
+    /// Of which experiment.
+    pub experiment: String,
+    /// The files in the directory.
+    pub files: Vec<PathBuf>,
+    /// Process id of who serves it.
+    pub pid: u32,
+}
+
+/// A directory that no longer shows a checkpoint: what `fermata umount` prints.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unmounted {
+    /// The directory.
+    pub directory: PathBuf,
+    /// The checkpoint.
+    pub checkpoint: CheckpointId,
+}

@@ -20,6 +20,7 @@ mod links;
 mod machines;
 mod matrix;
 mod metrics;
+mod mounts;
 mod network;
 mod page_map;
 mod randomness;
