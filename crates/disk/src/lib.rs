@@ -2,7 +2,7 @@
 //!
 //! - [`golden`]: immutable images outside the store, raw or qcow2, and their names
 //! - [`overlay`]: the branching disk: image, page table, and what this run wrote
-//! - `ext4`: which blocks of a file system are free; `freed`: which of them a cut may leave out
+//! - `ext4`: which blocks of a file system are free, and its files; `freed`: which blocks a cut may leave out; [`files`]: which files differ
 //! - [`cut`]: what was written between two instants, and how it is saved
 //! - `map`: where each block lies
 //! - [`layers`]: the two traits by which a disk reaches the store
@@ -25,6 +25,7 @@ pub mod cut;
 mod device;
 mod error;
 mod ext4;
+pub mod files;
 mod freed;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

@@ -217,7 +217,7 @@ impl Memory for Live<'_> {
     }
 }
 
-fn told(config: &MachineConfig, devices: &[u8]) -> Result<(MemoryMap, Told), Unknown> {
+pub(crate) fn told(config: &MachineConfig, devices: &[u8]) -> Result<(MemoryMap, Told), Unknown> {
     let map = memory_map(config)?;
     if !config.vmcoreinfo {
         return Err("an older version made the machine, without a way for its kernel to say where its note is".to_owned());

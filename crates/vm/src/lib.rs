@@ -8,6 +8,7 @@
 //! - [`known`]: pages that equal blocks of disks, and need not be copied; `untold`: pages that nobody wrote, looked at all the same
 //! - [`capture`]: when a checkpoint copies pages; `held`: copy-on-write; `staging`: copies of pages
 //! - [`free`]: which pages are free in the guest, and what the others are for
+//! - `changed`: what the pages are for in which two checkpoints differ
 //! - `holes`, `shim/punches.c`: pages that the guest gives back through its balloon
 //! - `watch`, `faults`: which tracker watches the machine, and who answers its userfaultfd
 //! - [`core_file`]: the memory of a checkpoint as an ELF core; `processor`: the registers in it
@@ -20,6 +21,7 @@
 
 pub mod agent;
 pub mod capture;
+mod changed;
 pub mod config;
 pub mod core_file;
 mod device_state;
@@ -45,6 +47,7 @@ mod watch;
 
 pub use agent::{Agent, Begun, Execution, Visit};
 pub use capture::{CaptureMode, CaptureOptions};
+pub use changed::changed_by_use;
 pub use config::{Accel, CONTROL_ADDRESS, CONTROL_PREFIX, MachineConfig, NETS_MAX, Net, Place};
 pub use core_file::{CoreFile, CoreTold};
 pub use error::{Error, Result};

@@ -7,6 +7,7 @@ mod contract;
 mod damage_cli;
 mod debian;
 mod deterministic;
+mod differences;
 mod exports;
 mod failures;
 mod free_pages;
