@@ -138,7 +138,15 @@ pub(crate) fn difference(a: &Entry, b: &Entry, changes: Vec<Change>) -> values::
             stretches: change.stretches,
         }
     };
-    values::Difference { a: a.id, b: b.id, time_virtual_ns: time(b) - time(a), parts: changes.into_iter().map(part).collect() }
+    values::Difference {
+        a: a.id,
+        b: b.id,
+        time_virtual_ns: time(b) - time(a),
+        parts: changes.into_iter().map(part).collect(),
+        disks: Vec::new(),
+        memory: BTreeMap::new(),
+        links: Vec::new(),
+    }
 }
 
 /// A run as it is now. Asks QEMU what the guest does, unless `quietly`.

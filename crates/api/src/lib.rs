@@ -9,6 +9,8 @@
 //! - [`housekeeping`]: removing, collecting, verifying and counting what is in a store
 //! - `links`: the links of a run, as they are and as they are to be
 //! - `captures`: what goes through interfaces, as it goes
+//! - [`exports`]: parts of checkpoints as files for other programs
+//! - [`mounting`]: checkpoints as directories of files
 //! - [`plots`]: figures over many checkpoints, as series to draw
 //! - [`trials`]: forks in which a script runs, for whoever tries things; [`bisect`]: which checkpoint to try next
 //! - [`doctor`]: what this host can and cannot do
@@ -22,11 +24,13 @@ pub mod client;
 mod convert;
 mod desk;
 pub mod doctor;
+pub mod exports;
 pub mod housekeeping;
 mod keeping;
 mod links;
 pub mod local;
 pub mod metrics;
+pub mod mounting;
 pub mod paths;
 pub mod plots;
 pub mod server;

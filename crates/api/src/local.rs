@@ -2,10 +2,10 @@
 
 use crate::{
     convert::{self, problem},
-    values::{Checkpoint, Difference, Problem, Rebuilt, Tag},
+    values::{Activity, Checkpoint, Difference, DiskDifference, Problem, Rebuilt, Tag},
 };
 use fermata_experiment::net::{InterfaceId, World};
-use fermata_store::Store;
+use fermata_store::{Progress, Store};
 use fermata_timeline::{Entry, history};
 use fermata_types::CheckpointId;
 use std::{
@@ -98,12 +98,27 @@ pub fn line(store: &Path, experiment: &str, to: Option<&str>, since: Option<&str
     Ok(line)
 }
 
-/// How two checkpoints differ.
-pub fn diff(store: &Path, experiment: Option<&str>, a: &str, b: &str) -> Result<Difference, Problem> {
+/// How two checkpoints differ; `quick`: by pages alone. `busy` is told what takes long.
+pub fn diff(
+    store: &Path,
+    experiment: Option<&str>,
+    [a, b]: [&str; 2],
+    quick: bool,
+    busy: &mut dyn FnMut(Activity),
+) -> Result<Difference, Problem> {
     let store = open(store)?;
     let (a, b) = (find(&store, experiment, a)?, find(&store, experiment, b)?);
     let changes = history::diff(&store, &a.record, &b.record).map_err(problem)?;
-    Ok(convert::difference(&a, &b, changes))
+    let difference = convert::difference(&a, &b, changes);
+    if quick {
+        return Ok(difference);
+    }
+    let mut progress = |what: &str, progress: Progress| {
+        busy(Activity { what: what.to_owned(), done: progress.done, total: progress.total, unit: String::new() });
+    };
+    let compared = fermata_experiment::compare(&store, (&a.id, &a.record), (&b.id, &b.record), &mut progress).map_err(problem)?;
+    let disks = compared.disks.into_iter().map(|(name, file_systems)| DiskDifference { name, file_systems }).collect();
+    Ok(Difference { disks, memory: compared.memory, links: compared.links, ..difference })
 }
 
 /// Tags a checkpoint.

@@ -2,9 +2,11 @@
 //!
 //! Fields are added, never renamed or removed; units are in the names.
 
+mod outside;
 mod pruned;
 mod trials;
 
+pub use fermata_experiment::{FileChange, FileDiffers, FileKind, FilesDiffer, LinkDiffers, LinkState};
 use fermata_experiment::{
     net::{Change, Counters, InterfaceId, Mac, Shape, Topology},
     spec::Port,
@@ -14,6 +16,7 @@ pub use fermata_store::{
     VerifyOptions,
 };
 use fermata_types::{BlobName, CheckpointId, Composition, ImageId, MachineId, PageCounts, PartKind, Root};
+pub use outside::*;
 pub use pruned::{Pruned, PrunedCheckpoint, Stays};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::SocketAddrV4, path::PathBuf};
@@ -613,6 +616,24 @@ pub struct Difference {
     pub time_virtual_ns: i64,
     /// Part by part.
     pub parts: Vec<PartDifference>,
+    /// Files that differ, disk by disk.
+    #[serde(default)]
+    pub disks: Vec<DiskDifference>,
+    /// Pages of memory that differ by what they are for in the second, machine by machine.
+    #[serde(default)]
+    pub memory: BTreeMap<String, Composition>,
+    /// Ends of links that differ.
+    #[serde(default)]
+    pub links: Vec<LinkDiffers>,
+}
+
+/// How the files of a disk differ.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskDifference {
+    /// The disk.
+    pub name: String,
+    /// Of each ext4 file system that was found on it.
+    pub file_systems: Vec<FilesDiffer>,
 }
 
 /// How a part differs between two checkpoints.

@@ -10,6 +10,7 @@ mod diff;
 mod doctor;
 mod down;
 mod exec;
+mod export;
 mod fork;
 mod forward;
 mod gc;
@@ -19,6 +20,7 @@ mod link;
 pub mod log;
 mod ls;
 mod metrics;
+mod mount;
 mod pause;
 mod plot;
 mod ports;
@@ -33,6 +35,7 @@ mod show;
 mod ssh;
 mod stats;
 mod tag;
+mod umount;
 mod up;
 mod verify;
 
@@ -76,6 +79,9 @@ pub enum Command {
     Log(log::Log),
     Show(show::Show),
     Diff(diff::Diff),
+    Export(export::Export),
+    Mount(mount::Mount),
+    Umount(umount::Umount),
     Plot(plot::Plot),
     Goto(goto::Goto),
     Fork(fork::Fork),
@@ -115,6 +121,9 @@ impl Command {
             Self::Log(command) => command.run(context),
             Self::Show(command) => command.run(context),
             Self::Diff(command) => command.run(context),
+            Self::Export(command) => command.run(context),
+            Self::Mount(command) => command.run(context),
+            Self::Umount(command) => command.run(context),
             Self::Plot(command) => command.run(context),
             Self::Goto(command) => command.run(context),
             Self::Fork(command) => command.run(context),

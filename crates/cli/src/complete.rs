@@ -16,7 +16,8 @@ use clap_complete::{
     env::{CompleteEnv, Elvish, EnvCompleter, Fish, Powershell, Shells, Zsh},
 };
 use fermata_api::{
-    Service, local,
+    Service, local, mounting,
+    types::PartKind,
     values::{Checkpoint, Experiment, LinkRequest, Run},
 };
 use std::{
@@ -106,6 +107,23 @@ pub fn branches() -> ArgValueCandidates {
 /// Tags.
 pub fn tags() -> ArgValueCandidates {
     ArgValueCandidates::new(|| soon(|context| Ok(named(&history(context)?, |checkpoint| &checkpoint.tags))))
+}
+
+/// Machines and disks of the newest checkpoint.
+pub fn parts() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        soon(|context| {
+            let newest = history(context)?.into_iter().max_by_key(|checkpoint| checkpoint.created_ns);
+            let parts = newest.into_iter().flat_map(|checkpoint| checkpoint.parts);
+            let shown = parts.filter(|part| matches!(part.kind, PartKind::Machine | PartKind::Disk));
+            Ok(shown.map(|part| CompletionCandidate::new(part.name)).collect())
+        })
+    })
+}
+
+/// Directories in which checkpoints are mounted.
+pub fn mounts() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| mounting::mounted().into_iter().map(CompletionCandidate::new).collect())
 }
 
 /// Experiments that run, and those in the store.

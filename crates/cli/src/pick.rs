@@ -75,6 +75,14 @@ pub fn stored(context: &Context) -> Result<Stored, Failure> {
     }
 }
 
+/// The experiment whose checkpoint is meant, and what names the checkpoint in it: `EXPERIMENT/` before a name says which, as -e does.
+pub fn stored_at(context: &Context, checkpoint: &str) -> Result<(Stored, String), Failure> {
+    match checkpoint.split_once('/') {
+        Some((experiment, name)) => Ok((stored(&context.about(Some(experiment.to_owned())))?, name.to_owned())),
+        None => Ok((stored(context)?, checkpoint.to_owned())),
+    }
+}
+
 /// Whether an experiment has this name: one that runs, or one in the store.
 pub fn is_experiment(context: &Context, name: &str) -> Result<bool, Problem> {
     if local::experiments(None)?.iter().any(|experiment| experiment.name == name) {

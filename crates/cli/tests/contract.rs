@@ -64,6 +64,9 @@ fn every_command_has_help_with_examples() {
         "log",
         "show",
         "diff",
+        "export",
+        "mount",
+        "umount",
         "plot",
         "goto",
         "fork",
@@ -98,6 +101,9 @@ fn misuse_is_two() {
     place.fails(&["exec", "m1"], 2, "COMMAND");
     place.fails(&["tag", "main"], 2, "NAME");
     place.fails(&["plot", "--what", "nonsense"], 2, "duplicates");
+    place.fails(&["export", "main", "-o", "file"], 2, "--core");
+    place.fails(&["mount", "main"], 2, "DIR");
+    place.fails(&["umount", "."], 1, "no checkpoint is mounted on .");
     place.fails(&["up"], 2, "what shall run?");
     place.fails(&["up", "x.qcow2", "--memory", "lots"], 2, "512M");
     place.fails(&["up", "x.qcow2", "--every", "soon"], 2, "soon");
@@ -121,7 +127,8 @@ fn without_an_experiment_it_says_how_to_get_one() {
         place.fails(arguments, 1, "fermata up");
     }
     place.fails(&["exec", "m1", "--", "true"], 255, "fermata up");
-    for arguments in [&["log"][..], &["show", "main"], &["diff", "a", "b"], &["plot"], &["tag"], &["goto", "main"]] {
+    for arguments in [&["log"][..], &["show", "main"], &["diff", "a", "b"], &["plot"], &["tag"], &["goto", "main"], &["mount", "main", "."]]
+    {
         place.fails(arguments, 1, "store");
     }
     assert!(!place.path().join("store").exists(), "looking at a store that is not there must not make one");

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
+    ops::Range,
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     sync::{
@@ -439,6 +440,11 @@ impl ImageReader for Golden {
     fn read_blocks(&self, first: PageNumber, into: &mut [u8]) -> io::Result<()> {
         let len = into.len();
         with_output(into, |output| self.read_and_look(u64::from(first) * PAGE_SIZE as u64, len, output).0)
+    }
+
+    fn next_blocks(&self, from: u64) -> io::Result<Option<Range<u64>>> {
+        let block = PAGE_SIZE as u64;
+        Ok(self.next_data(from * block)?.map(|(start, end)| from.max(start / block)..end.div_ceil(block)))
     }
 
     fn check(&self) -> io::Result<()> {

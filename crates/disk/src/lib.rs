@@ -2,7 +2,7 @@
 //!
 //! - [`golden`]: immutable images outside the store, raw or qcow2, and their names
 //! - [`overlay`]: the branching disk: image, page table, and what this run wrote
-//! - `ext4`: which blocks of a file system are free; `freed`: which of them a cut may leave out
+//! - `ext4`: which blocks of a file system are free, and its files; `freed`: which blocks a cut may leave out; [`files`]: which files differ
 //! - [`cut`]: what was written between two instants, and how it is saved
 //! - `map`: where each block lies
 //! - [`layers`]: the two traits by which a disk reaches the store
@@ -10,6 +10,7 @@
 //! - `device`: virtio block requests
 //! - [`page_map`]: which pages of guest memory equal a block; `pairs`: what a request says of that; `names`: what such a block is called in a checkpoint
 //! - [`part`]: the disk as a part of an experiment
+//! - [`still`]: the disk of a checkpoint without a server, read like a file; as an image for others
 //! - `fuzzing`: what fuzzers call, only with that feature
 //!
 //! **A request** goes from the guest's ring through the worker of the room `vhost` to `device`, which hands the guest's buffers as they lie in its RAM to
@@ -24,6 +25,7 @@ pub mod cut;
 mod device;
 mod error;
 mod ext4;
+pub mod files;
 mod freed;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
@@ -37,6 +39,7 @@ pub mod page_map;
 mod pairs;
 pub mod part;
 pub mod server;
+pub mod still;
 
 pub use cut::{Cut, CutId};
 pub use device::Counters;

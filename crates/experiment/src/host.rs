@@ -4,10 +4,10 @@ use crate::{
     Error, Result,
     plan::{DiskPlan, Plan},
 };
-use fermata_disk::Golden;
+use fermata_disk::{Format, Golden};
 use fermata_linux::memory_file;
 use fermata_store::{Progress, Store};
-use fermata_types::{CheckpointId, PageNumber, PageSet};
+use fermata_types::{CheckpointId, ImageId, PageNumber, PageSet};
 use fermata_vm::{CaptureOptions, Place, WORKING_SET_MAX};
 use std::{
     collections::BTreeMap,
@@ -149,17 +149,7 @@ impl Host {
             image.check_unchanged()?;
             return Ok(Some(image));
         }
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let cache = self.store.path().join("images");
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&cache).map_err(|source| Error::Io {
-            what: "making",
-            path: cache.clone(),
-            source,
-        })?;
-        let reading = format!("reading {name}");
-        let image = Arc::new(Golden::open(path, disk.format, &cache, &mut |done| progress(&reading, done))?);
-        let hashing = format!("learning the blocks of {name}");
-        self.store.add_image(image.id(), image.clone(), &mut |done| progress(&hashing, done))?;
+        let image = open_image(&self.store, path, disk.format, None, progress)?;
         images.push(image.clone());
         Ok(Some(image))
     }
@@ -178,6 +168,31 @@ impl Host {
         }
         Ok(())
     }
+}
+
+/// Opens a golden image and makes it known to the store; only if it is the one that is expected, if one is.
+pub(crate) fn open_image(
+    store: &Store,
+    path: &Path,
+    format: Option<Format>,
+    expected: Option<&ImageId>,
+    progress: &mut dyn FnMut(&str, Progress),
+) -> Result<Arc<Golden>> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let cache = store.path().join("images");
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&cache).map_err(|source| Error::Io {
+        what: "making",
+        path: cache.clone(),
+        source,
+    })?;
+    let reading = format!("reading {name}");
+    let image = Arc::new(Golden::open(path, format, &cache, &mut |done| progress(&reading, done))?);
+    if let Some(id) = expected {
+        image.expect(id)?;
+    }
+    let hashing = format!("learning the blocks of {name}");
+    store.add_image(image.id(), image.clone(), &mut |done| progress(&hashing, done))?;
+    Ok(image)
 }
 
 fn hint(machine: &str) -> String {

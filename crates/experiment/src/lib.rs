@@ -12,7 +12,9 @@
 //! - `guest_clock`: what virtual time it is while the guests run; `pace`: how the network's time and the machines' stay one
 //! - `events`: what happens by itself at given times
 //! - `blocks`: what the disks know of a machine's memory
+//! - [`compare`]: what differs between two checkpoints besides their pages
 //! - `coordinate`: one checkpoint over all parts
+//! - [`stills`]: what a checkpoint has of its machines, without running them
 //! - `fuzzing`: what fuzzers call, only with that feature
 //! - [`run`]: a live execution that grows a branch, and journeys to checkpoints
 //!
@@ -20,6 +22,7 @@
 
 mod blocks;
 pub mod body;
+pub mod compare;
 mod coordinate;
 mod error;
 mod events;
@@ -36,17 +39,21 @@ mod plan;
 pub mod run;
 mod several;
 pub mod spec;
+pub mod stills;
 mod together;
 mod topology;
 
 pub use body::{Blueprint, Body};
+pub use compare::{Compared, LinkDiffers, LinkState, compare};
 pub use coordinate::{Moment, PartFailure};
 pub use error::{Error, Result};
+pub use fermata_disk::files::{FileChange, FileDiffers, FileKind, FilesDiffer};
 pub use fermata_net as net;
-pub use fermata_vm::{Accel, Execution, GLANCE, Machine, Paging, Status, TrackerStanding};
+pub use fermata_vm::{Accel, CoreTold, Execution, GLANCE, Machine, Paging, Status, TrackerStanding};
 pub use forwards::Forward;
 pub use host::Host;
 pub use machine_body::MachineBody;
 pub use network::network_at;
 pub use run::{Arrival, Asked, Journey, Run, Standing, When, fits, spare, spare_like, travel};
 pub use spec::Spec;
+pub use stills::{ImageFormat, Stills};

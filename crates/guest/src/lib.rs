@@ -77,7 +77,7 @@ impl MemoryMap {
     }
 
     /// The two stretches of RAM, by the guest's page numbers.
-    fn frames(&self) -> [Range<u64>; 2] {
+    pub fn frames(&self) -> [Range<u64>; 2] {
         [0..self.below, ABOVE..ABOVE + (self.pages - self.below)]
     }
 }

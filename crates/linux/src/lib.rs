@@ -8,6 +8,7 @@
 //! - `kvm` (feature `kvm`): a tiny guest under KVM, and KVM's notes of what it writes, for tests and benches
 //! - [`launch`]: child processes that die with us, and descriptors they hand over
 //! - [`probe`]: what this kernel lets us do
+//! - [`mounts`]: what is mounted where, and taking it away
 //! - [`writeback`]: whether written files could be kept
 //! - [`lock`], [`signals`]: how processes know of each other's lives and ends
 //! - [`priority`]: who goes first
@@ -25,6 +26,7 @@ pub mod lock;
 pub mod mapping;
 pub mod maps;
 pub mod memory_file;
+pub mod mounts;
 pub mod pagemap;
 pub mod priority;
 pub mod probe;
@@ -44,6 +46,11 @@ pub use userfault::{Fault, FaultKind, Installed, Userfault, Writes};
 /// The effective user id.
 pub fn user_id() -> u32 {
     rustix::process::geteuid().as_raw()
+}
+
+/// The effective group id.
+pub fn group_id() -> u32 {
+    rustix::process::getegid().as_raw()
 }
 
 /// Leaves the terminal: the calling process, which must not lead a process group, begins a session of its own (setsid(2)).

@@ -6,7 +6,7 @@ use crate::{
     index::{ImageEntry, Location},
 };
 use fermata_types::{ImageId, PAGE_SIZE, PageBuf, PageName, PageNumber, ZERO_PAGE};
-use std::{path::Path, sync::Arc};
+use std::{ops::Range, path::Path, sync::Arc};
 
 /// Blocks hashed between two transactions: 256 MiB.
 const WINDOW: u64 = 1 << 16;
@@ -25,6 +25,11 @@ pub trait ImageReader: Send + Sync {
     fn read_blocks(&self, first: PageNumber, into: &mut [u8]) -> std::io::Result<()> {
         let (blocks, _) = into.as_chunks_mut::<PAGE_SIZE>();
         blocks.iter_mut().zip(first..).try_for_each(|(into, block)| self.read_block(block, into))
+    }
+
+    /// The next blocks from this one on that may hold anything but zeros. None: there are only zeros from there to the end.
+    fn next_blocks(&self, from: u64) -> std::io::Result<Option<Range<u64>>> {
+        Ok((from < self.blocks()).then(|| from..self.blocks()))
     }
 
     /// Fails if what was read may not be the image's. Asked before names are learned from it: afterwards they vouch for what is read.

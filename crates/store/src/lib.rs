@@ -9,6 +9,7 @@
 //! - `table` and `node`: page tables as trees of hashes
 //! - `record`: [`Record`]; `refs`: branches, tags, finding checkpoints
 //! - `image`: golden images; `image_names`: the names of their blocks by number
+//! - `still`: a RAM or a disk as a checkpoint has it, read like a file
 //! - `remove`: removing checkpoints; `removed`: what is remembered of them; `hold`: what must stay all the same; `hints`: bytes beside a checkpoint
 //! - `retention`: which checkpoints a policy keeps
 //! - `collect`: garbage, and the steps in which it goes; `mark`: what is alive
@@ -46,6 +47,7 @@ mod removed;
 mod retention;
 mod seal;
 mod stats;
+mod still;
 mod store;
 mod sweep;
 mod table;
@@ -64,6 +66,7 @@ pub use remove::{BranchName, MovedBranch, Removal, Removed, RemovedCheckpoint, R
 pub use retention::{Candidate, Keep, ParseKeepError, Why};
 pub use seal::{is_sealed_json, seal_json};
 pub use stats::{Saved, Stats};
+pub use still::{Contents, EachPiece, Still};
 pub use store::Store;
 pub use verify::{Damage, Remedy, Report, Touched, VerifyOptions, VerifyStage};
 pub use writer::{Class, Writer};

@@ -10,7 +10,7 @@ use fermata_types::{PAGE_SIZE, VirtualTime};
 const MAGIC: &[u8] = b"QEVM";
 /// Magic and version.
 const HEADER: usize = 8;
-const SECTION_FULL: u8 = 4;
+pub(crate) const SECTION_FULL: u8 = 4;
 const SECTION_FOOTER: u8 = 0x7e;
 const GENERATION_ID: &[u8] = b"\x07vmgenid";
 const TIMER: &[u8] = b"\x05timer";
@@ -22,8 +22,8 @@ const VMCOREINFO: &[u8] = b"\x0avmcoreinfo";
 const NOTE_IS_ELF: u16 = 1;
 /// A processor (`target/i386/machine.c`), and where its control registers 0, 3 and 4 are in its section's fields: after 16 registers, instruction pointer, flags, the
 /// old floating-point unit, ten segments and what system calls need.
-const PROCESSOR: &[u8] = b"\x03cpu";
-const PROCESSOR_VERSIONS: std::ops::RangeInclusive<u32> = 11..=12;
+pub(crate) const PROCESSOR: &[u8] = b"\x03cpu";
+pub(crate) const PROCESSOR_VERSIONS: std::ops::RangeInclusive<u32> = 11..=12;
 const CR0: usize = 16 * 8 + 8 + 8 + 4 + 4 * 2 + 8 * 10 + 10 * 20 + 4 + 2 * 8;
 const CR3: usize = CR0 + 16;
 const CR4: usize = CR3 + 8;

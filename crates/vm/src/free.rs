@@ -217,7 +217,7 @@ impl Memory for Live<'_> {
     }
 }
 
-fn told(config: &MachineConfig, devices: &[u8]) -> Result<(MemoryMap, Told), Unknown> {
+pub(crate) fn told(config: &MachineConfig, devices: &[u8]) -> Result<(MemoryMap, Told), Unknown> {
     let map = memory_map(config)?;
     if !config.vmcoreinfo {
         return Err("an older version made the machine, without a way for its kernel to say where its note is".to_owned());
@@ -227,7 +227,7 @@ fn told(config: &MachineConfig, devices: &[u8]) -> Result<(MemoryMap, Told), Unk
     Ok((map, Told { note, tables: Some(device_state::page_tables(devices)) }))
 }
 
-fn memory_map(config: &MachineConfig) -> Result<MemoryMap, Unknown> {
+pub(crate) fn memory_map(config: &MachineConfig) -> Result<MemoryMap, Unknown> {
     if config.machine_type != "q35" && !config.machine_type.starts_with("pc-q35-") {
         return Err(format!("where memory is in a machine of type {} is not known", config.machine_type));
     }
@@ -245,10 +245,10 @@ fn find_note(ram: &MemoryFile, map: MemoryMap, pages: &PageSet) -> Option<(u64, 
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn config(machine_type: &str, memory: u64) -> MachineConfig {
+    pub(crate) fn config(machine_type: &str, memory: u64) -> MachineConfig {
         MachineConfig {
             name: "m1".to_owned(),
             memory,

@@ -1,12 +1,13 @@
 //! What a fuzzer may feed with any bytes: answers of QEMU and of the guest agent, and QEMU's device state. See `fuzz/README.md`.
 
-use crate::{agent, device_state, monitor::Talk};
+use crate::{agent, device_state, monitor::Talk, processor};
 use qapi::{qga, qmp};
 use std::{io::Write, net::Shutdown, os::unix::net::UnixStream, time::Duration};
 
 /// More than this does not fit into a socket that nobody reads yet.
 const BYTES_MAX: usize = 64 << 10;
 const COMMANDS: usize = 8;
+const PROCESSORS: u32 = 4;
 /// Whoever has hung up says nothing more.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -48,6 +49,10 @@ pub fn device_state(data: &[u8]) {
     device_state::is_plausible(data);
     device_state::note(data);
     device_state::page_tables(data);
+    for processor in processor::processors(data, PROCESSORS) {
+        let notes = (processor.status(1), processor.qemu_state());
+        assert!(notes.0.len() % 4 == 0 && notes.1.len() % 4 == 0, "notes are whole words");
+    }
     for deterministic in [false, true] {
         device_state::virtual_time(data, deterministic);
     }

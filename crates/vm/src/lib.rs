@@ -8,8 +8,10 @@
 //! - [`known`]: pages that equal blocks of disks, and need not be copied; `untold`: pages that nobody wrote, looked at all the same
 //! - [`capture`]: when a checkpoint copies pages; `held`: copy-on-write; `staging`: copies of pages
 //! - [`free`]: which pages are free in the guest, and what the others are for
+//! - `changed`: what the pages are for in which two checkpoints differ
 //! - `holes`, `shim/punches.c`: pages that the guest gives back through its balloon
 //! - `watch`, `faults`: which tracker watches the machine, and who answers its userfaultfd
+//! - [`core_file`]: the memory of a checkpoint as an ELF core; `processor`: the registers in it
 //! - `monitor`, `device_state`: QMP, QEMU's state stream; `lines`: what QEMU and the agent may say at once
 //! - `fuzzing`: what fuzzers call, only with that feature
 //! - `shim/shim.c`: the library preloaded into QEMU, which makes its userfaultfd
@@ -19,7 +21,9 @@
 
 pub mod agent;
 pub mod capture;
+mod changed;
 pub mod config;
+pub mod core_file;
 mod device_state;
 mod error;
 mod faults;
@@ -36,13 +40,16 @@ mod monitor;
 mod notes;
 pub mod pager;
 pub mod part;
+mod processor;
 mod staging;
 mod untold;
 mod watch;
 
 pub use agent::{Agent, Begun, Execution, Visit};
 pub use capture::{CaptureMode, CaptureOptions};
+pub use changed::changed_by_use;
 pub use config::{Accel, CONTROL_ADDRESS, CONTROL_PREFIX, MachineConfig, NETS_MAX, Net, Place};
+pub use core_file::{CoreFile, CoreTold};
 pub use error::{Error, Result};
 pub use fermata_tracker::{Choice as TrackerChoice, Standing as TrackerStanding};
 pub use free::FreePages;

@@ -55,6 +55,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub const GLANCE: Duration = Duration::from_secs(1);
 /// One that is silent for this long learns nothing of its carrier; a checkpoint may wait for it.
 const CARRIER_PATIENCE: Duration = Duration::from_secs(5);
+/// QEMU writes all of a memory, on a host that may be busy.
+const DUMP_PATIENCE: Duration = Duration::from_secs(120);
 /// For an answer about forwarded ports.
 const CONTROL_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -463,6 +465,13 @@ impl Machine {
     pub fn device_state(&self) -> Result<Vec<u8>> {
         let asked = self.begin_device_state()?;
         self.finish_device_state(asked, PATIENCE)
+    }
+
+    /// QEMU's own core of the stopped machine's memory, for tests and diagnosis.
+    pub fn dump(&self, path: &std::path::Path) -> Result<()> {
+        let protocol = format!("file:{}", path.display());
+        let dump = qmp::dump_guest_memory { paging: false, protocol, begin: None, length: None, detach: None, format: None };
+        self.monitor.run_within(&dump, DUMP_PATIENCE).map(drop)
     }
 
     /// Has QEMU write the state of the stopped machine's devices.

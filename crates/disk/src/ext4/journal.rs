@@ -188,6 +188,11 @@ impl<'a> Recovered<'a> {
         self.layout
     }
 
+    /// Reads bytes of the disk as they are, which is what the content of files is: the journal has none of it, unless the file system was mounted so.
+    pub fn raw(&self, at: u64, into: &mut [u8]) -> Known<()> {
+        Ok(self.source.read(at, into)?)
+    }
+
     /// Reads a whole block as it is after a recovery.
     pub fn block(&self, number: u64, into: &mut [u8]) -> Known<()> {
         if number >= self.layout.blocks {

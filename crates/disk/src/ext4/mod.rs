@@ -1,15 +1,18 @@
-//! Which blocks of an ext4 file system are free, read from the disk alone, as a recovery after a crash at that instant would find them.
+//! What an ext4 file system has on a disk, which blocks are free and which files there are: read from the disk alone, as a recovery after a crash at that instant would
+//! find it.
 //!
 //! - [`partitions`]: where on a disk file systems may begin
 //! - [`layout`]: the superblock, and where the journal lies
 //! - [`journal`]: what the journal holds that has not reached its place yet
 //! - [`free`]: the bitmaps of blocks
+//! - [`files`]: directories, inodes, and where the content of files lies
 //! - `crc32c`: the checksum of the journal's blocks
 //!
 //! Only reading, and nothing is taken on trust: a guest may have written anything. What is not understood is [`Unclear`], and then no block counts as free. The
 //! names of fields and features are those of the kernel's documentation of the format (Documentation/filesystems/ext4).
 
 mod crc32c;
+pub mod files;
 pub mod free;
 pub mod journal;
 pub mod layout;
@@ -28,7 +31,7 @@ pub trait Source {
     fn read(&self, at: u64, into: &mut [u8]) -> crate::Result<()>;
 }
 
-/// Why nothing can be said about free blocks, in words for people.
+/// Why nothing can be said, in words for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unclear(pub String);
 

@@ -2,13 +2,17 @@
 
 use crate::{
     Error, Result,
-    ext4::{Layout, Source, free, journal::Recovered, partitions},
+    ext4::{Layout, Source, files::Budget, free, journal::Recovered, partitions},
+    files,
 };
+use fermata_types::PageSet;
 use fermata_vhost::fuzzing::Bytes;
 use std::cell::Cell;
 
 /// Places where something lies: a multiple of 32 bytes.
 const UNIT: u64 = 32;
+/// More than fits into an input, by whatever loops.
+const BUDGET: Budget = Budget { blocks: 1 << 12, files: 1 << 12, path_bytes: 1 << 18 };
 /// Reading ends long before this: each step of the reader is bounded by the size of what it reads.
 const READS_MAX: u64 = 1 << 20;
 
@@ -59,5 +63,9 @@ pub fn ext4(data: &[u8]) {
             assert!(end <= free.start && free.start < free.end && free.end <= within.end, "{free:?} within {within:?}, after {end}");
             end = free.end;
         });
+        let _ = files::compare_recovered(None, Some(&recovered), &PageSet::new(), BUDGET);
+        // Its own files do not differ, whatever they are.
+        let same = files::compare_recovered(Some(&recovered), Some(&recovered), &PageSet::new(), BUDGET);
+        assert!(same.is_err() || same.is_ok_and(|same| same.files.is_empty()));
     }
 }

@@ -14,6 +14,7 @@ mod read_only;
 mod refs;
 mod remove;
 mod stats;
+mod still;
 mod sweep;
 mod tables;
 mod verify;
