@@ -6,7 +6,7 @@ mod protocol;
 pub use guest::net;
 pub use protocol::session;
 
-use crate::{InterfaceId, World};
+use crate::{Handover, InterfaceId, World};
 use fermata_types::VirtualTime;
 
 /// The state of a network, as a checkpoint keeps it.
@@ -27,7 +27,8 @@ pub fn frames(data: &[u8]) {
     for interface in interfaces.clone() {
         world.send(VirtualTime::from_ns(0), interface, &[interface.0 as u8; 60]);
     }
-    world.deliver(VirtualTime::from_ns(u64::MAX), &mut |interface, _| interface.0 & 1 == 0);
+    let take = |interface: InterfaceId| [Handover::Taken, Handover::Waits, Handover::Taken, Handover::Lost][interface.index() % 4];
+    world.deliver(VirtualTime::from_ns(u64::MAX), &mut |interface, _| take(interface));
     assert!(world.next_due().is_none_or(|due| due.ns == u64::MAX));
     let after: Vec<_> = interfaces.map(|interface| missing(&world, interface)).collect();
     assert_eq!(before, after);
