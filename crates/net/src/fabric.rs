@@ -495,3 +495,6 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod properties;
