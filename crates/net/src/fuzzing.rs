@@ -1,9 +1,12 @@
-//! What a fuzzer may feed with any bytes: the state of a network, and a guest, or a QEMU, at one of its interfaces. See `fuzz/README.md`.
+//! What a fuzzer may feed with any bytes: the state of a network, what happens at a switch, and a guest, or a QEMU, at an
+//! interface. See `fuzz/README.md`.
 
 mod guest;
+mod lan;
 mod protocol;
 
 pub use guest::net;
+pub use lan::lan;
 pub use protocol::session;
 
 use crate::{Handover, InterfaceId, World};
@@ -43,6 +46,11 @@ mod tests {
     #[test]
     fn a_network_may_be_made_of_any_bytes() {
         super::replay::replay("frames", 5_000, super::frames);
+    }
+
+    #[test]
+    fn a_switch_loses_count_of_no_frame() {
+        super::replay::replay("lan", 5_000, super::lan);
     }
 
     #[test]
