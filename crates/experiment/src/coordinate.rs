@@ -460,7 +460,7 @@ fn committed<T, E: From<PartFailure>>(commit: impl FnOnce() -> Result<T, E>) -> 
 struct Panicked;
 
 /// A panic fails the checkpoint as anything else does: nobody may stand still for it, or be left without a word about how it ended.
-fn contained<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+pub(crate) fn contained<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Panicked.into()))
 }
 

@@ -11,7 +11,6 @@ use crate::{
     plan::Address,
     spec::{Action, Event},
 };
-use fermata_linux::clock::monotonic;
 use fermata_store::Waiting;
 use std::{
     collections::BTreeSet,
@@ -101,21 +100,27 @@ impl Events {
         self.progress().waiting.remove(waiting);
     }
 
-    /// Lets happen what is due by this clock. A command waits from then on, and `event` is told so. Returns how long until the next one, if there is
-    /// one and the guests run.
-    pub fn happen(&self, clock: &GuestClock, event: &mut dyn FnMut(&Event, Waiting)) -> Option<Duration> {
+    /// Lets happen what is due by this clock; `now` reads the host's. A command waits from then on, and `event` is told so, and by how much of
+    /// virtual time the event is late. Returns how long until the next one, if there is one and the guests run.
+    pub fn happen(
+        &self,
+        clock: &GuestClock,
+        now: &dyn Fn() -> Duration,
+        event: &mut dyn FnMut(&Event, Waiting, Duration),
+    ) -> Option<Duration> {
         let mut progress = self.progress();
         loop {
             let number = progress.happened;
             let next = usize::try_from(number).ok().and_then(|next| self.list.get(next))?;
-            let left = clock.runs().then(|| clock.until(next.at, monotonic()))?;
-            if !left.is_zero() {
-                return Some(left);
+            let at = clock.runs().then(|| clock.at(now()))?;
+            if at < next.at {
+                return Some(next.at.since_start().saturating_sub(at.since_start()));
             }
+            let late = at.since_start().saturating_sub(next.at.since_start());
             if matches!(next.action, Action::Exec { .. }) {
                 progress.waiting.insert(Waiting::Event(number));
             }
-            event(next, Waiting::Event(number));
+            event(next, Waiting::Event(number), late);
             progress.happened += 1;
         }
     }
@@ -126,8 +131,12 @@ impl Events {
 }
 
 #[cfg(test)]
+mod properties;
+
+#[cfg(test)]
 mod tests {
     use super::*;
+    use fermata_linux::clock::monotonic;
     use fermata_types::VirtualTime;
     use std::{sync::mpsc, thread};
 
@@ -155,7 +164,7 @@ mod tests {
         let (clock, events) = (clock(), Events::new(list(), Vec::new()));
         let mut seen = Vec::new();
         let mut look = |clock: &GuestClock, events: &Events| {
-            let left = events.happen(clock, &mut |event, waiting| match &event.action {
+            let left = events.happen(clock, &monotonic, &mut |event, waiting, _| match &event.action {
                 Action::Exec { machine, .. } => {
                     assert_eq!(events.command(&waiting), Some((machine.as_str(), "true")));
                     seen.push(machine.clone());
@@ -182,7 +191,7 @@ mod tests {
         let address = Waiting::Address("a:eth1".into());
         assert_eq!(events.command(&address), Some(("a", "ip")));
         clock.go_on(None, monotonic());
-        events.happen(&clock, &mut |_, _| {});
+        events.happen(&clock, &monotonic, &mut |_, _, _| {});
         let all = [0, 1, 2].map(Waiting::Event);
         assert_eq!(events.waiting(), [&all[..], std::slice::from_ref(&address)].concat());
         assert_eq!(events.begin(&all[1], || "begun"), Some("begun"));

@@ -10,7 +10,7 @@ use fermata_net::{Change, Clock, Fabric, InterfaceId, NetworkPart, NicOptions, S
 use fermata_store::{Record, Store, Writer};
 use fermata_types::{CheckpointId, VirtualTime};
 use fermata_vm::Net;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The name of the network as a part.
 const NETWORK: &str = "network";
@@ -78,7 +78,9 @@ impl Network {
 
     /// No link changes while this is held: so links and carriers are alike in a checkpoint.
     pub fn hold_links(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().expect("nobody panics with the lock")
+        // Whoever panicked changing a link left it and a carrier unlike, or a network that says itself that it failed. Neither is mended by a panic in
+        // whoever comes next.
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the page maps of the machines told of the pages that frames are laid into.

@@ -218,11 +218,18 @@ impl Run {
     /// Lets happen what is due of the experiment's events. Returns how long until the next one, if there is one and the guests run.
     pub fn happen(&self) -> Option<Duration> {
         let body = self.body();
-        body.events().happen(&body.clock, &mut |event, waiting| {
-            tracing::info!("run {}: at {}: {:?}", self.name, event.at, event.action);
-            match &event.action {
-                Action::Link { interface, change } => self.change_link(&body, interface, change),
-                Action::Exec { .. } => self.execute(&body, waiting, AGENT_WAIT),
+        body.events().happen(&body.clock, &monotonic, &mut |event, waiting, late| {
+            tracing::info!("run {}: at {}, {late:?} of virtual time late: {:?}", self.name, event.at, event.action);
+            let work = || {
+                match &event.action {
+                    Action::Link { interface, change } => self.change_link(&body, interface, change),
+                    Action::Exec { .. } => self.execute(&body, waiting, AGENT_WAIT),
+                }
+                Ok(())
+            };
+            // A panic must not end all events, nor the checkpoints, which wait for them.
+            if let Err(cause) = coordinate::contained(work) {
+                tracing::error!("run {}: the event at {} failed: {cause}", self.name, event.at);
             }
         })
     }
@@ -504,15 +511,13 @@ impl Run {
     /// Stops the machines. A checkpoint that is about to stop them too is waited for: it would let them go on.
     pub fn pause(&self) -> Result<()> {
         let (parts, body) = self.here();
-        let _nobody_stops_or_resumes = parts.lock().expect("nobody panics with the lock");
-        body.pause()
+        between_checkpoints(&parts, "pause", || body.pause())
     }
 
     /// Lets the machines go on.
     pub fn resume(&self) -> Result<()> {
         let (parts, body) = self.here();
-        let _nobody_stops_or_resumes = parts.lock().expect("nobody panics with the lock");
-        body.resume()
+        between_checkpoints(&parts, "resume", || body.resume())
     }
 
     fn here(&self) -> (Arc<Mutex<Parts<Writer>>>, Arc<Body>) {
@@ -539,6 +544,13 @@ impl Run {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("nobody panics with the lock")
     }
+}
+
+/// Has machines stopped or started while no checkpoint does that. A panic does not take the lock along: without it there would be no checkpoint any more.
+fn between_checkpoints<S>(parts: &Mutex<Parts<S>>, what: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    let _nobody_else = parts.lock().expect("nobody panics with the lock");
+    let panicked = |cause| Error::Refused(format!("the run could not {what}: {cause}. `fermata goto ID` brings it back"));
+    coordinate::contained(|| Ok(work())).map_err(panicked).flatten()
 }
 
 /// How long the machines stood, how far apart, and what it was spent on.
@@ -594,4 +606,20 @@ fn in_the_pause(mut times: ClassTimes, steps: &BTreeMap<String, Duration>) -> Cl
 
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_panics_while_machines_are_paused_leaves_the_run_its_checkpoints() {
+        let parts: Mutex<Parts<()>> = Mutex::default();
+        let error = between_checkpoints(&parts, "pause", || panic!("in a test")).expect_err("it panicked");
+        assert!(error.to_string().contains("could not pause: it panicked"), "{error}");
+        assert!(parts.lock().is_ok(), "a checkpoint finds the lock as it was");
+        let refused = || Err(Error::Refused("as ever".into()));
+        assert_eq!(between_checkpoints(&parts, "pause", refused).expect_err("it was refused").to_string(), "as ever");
+        between_checkpoints(&parts, "resume", || Ok(())).expect("nothing is wrong");
+    }
 }

@@ -52,12 +52,15 @@ pub struct Dropped {
     pub memory: u64,
     /// The receiver had no buffer for too long.
     pub receiver: u64,
+    /// Lost at the receiver's door: no driver had begun to listen there, the driver laid in a buffer without room, or it was reset while the frame waited.
+    #[serde(default)]
+    pub door: u64,
 }
 
 impl Dropped {
     /// All causes together.
     pub fn total(&self) -> u64 {
-        let Self { runt, giant, down, loss, queue, discipline, memory, receiver } = *self;
-        runt + giant + down + loss + queue + discipline + memory + receiver
+        let Self { runt, giant, down, loss, queue, discipline, memory, receiver, door } = *self;
+        runt + giant + down + loss + queue + discipline + memory + receiver + door
     }
 }

@@ -5,13 +5,13 @@
 //!
 //! Address, link state and configuration space are QEMU's: the protocol has no message for them.
 
-use crate::{InterfaceId, fabric::Shared};
+use crate::{InterfaceId, direction::Frame, fabric::Shared};
 use fermata_vhost::{Absent, Backend, Chain, Device, GuestRam, Handled, Link, Pieces, worth_telling};
 use std::{
     fmt::Display,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 use virtio_bindings::{
@@ -34,15 +34,19 @@ const FRAME_BYTES_MAX: u64 = u16::MAX as u64;
 /// Descriptors in a chain: more than a ring has.
 const DESCRIPTORS_MAX: usize = 1024;
 
-/// What was wrong with one interface. Frames in order are counted by the links.
+/// What was wrong with one interface. The links count what became of frames.
 #[derive(Debug, Default)]
 pub struct Trouble {
+    /// Whose it is.
+    interface: String,
     /// Chains that were no frame, or no room for one, and rings that were unusable.
     pub malformed: AtomicU64,
     /// Frames that the guest's buffers had no room for: its driver made them too small.
     pub unfit: AtomicU64,
     /// Frames for a guest whose driver had not begun to listen.
     pub unheard: AtomicU64,
+    /// Frames that waited for buffers of a guest whose driver was reset.
+    pub reset: AtomicU64,
 }
 
 /// An interface, as it is served.
@@ -53,12 +57,16 @@ pub(crate) struct Nic {
 }
 
 /// What the rest of the network knows of an interface.
-#[derive(Default)]
 pub(crate) struct Plug {
     /// The QEMU that is connected at present.
     pub link: Mutex<Option<Arc<Link>>>,
     pub trouble: Arc<Trouble>,
+    /// Where the receive ring was stopped last. Without a lock: rings are stopped in the pause.
+    position: AtomicU32,
 }
+
+/// No position of a ring.
+const UNKNOWN: u32 = u32::MAX;
 
 impl Backend for Nic {
     fn features(&self) -> u64 {
@@ -89,9 +97,38 @@ impl Backend for Nic {
     fn served(&self) {
         self.shared.turn(Some(self.id));
     }
+
+    fn stopped(&self, ring: usize, position: u16) {
+        if ring == RECEIVE {
+            self.shared.plug(self.id).set_position(Some(position));
+        }
+    }
+
+    /// QEMU says nothing of a reset, but that the ring goes on elsewhere. One whose first buffer was still untouched, or whose position had come
+    /// round to 0 again, cannot be told from one that was not reset.
+    fn goes_on(&self, ring: usize, position: u16) {
+        if ring == RECEIVE && self.shared.plug(self.id).position().is_some_and(|stopped| stopped != position) {
+            self.shared.reset(self.id);
+        }
+    }
 }
 
 impl Plug {
+    /// Of an interface of this name, to which nobody is connected.
+    pub fn new(interface: String) -> Self {
+        let trouble = Arc::new(Trouble { interface, ..Trouble::default() });
+        Self { link: Mutex::default(), trouble, position: AtomicU32::new(UNKNOWN) }
+    }
+
+    /// Where the receive ring was stopped last, if it was.
+    pub fn position(&self) -> Option<u16> {
+        u16::try_from(self.position.load(Ordering::Acquire)).ok()
+    }
+
+    pub fn set_position(&self, position: Option<u16>) {
+        self.position.store(position.map_or(UNKNOWN, u32::from), Ordering::Release);
+    }
+
     fn set_link(&self, link: Option<Arc<Link>>) {
         *self.link.lock().unwrap_or_else(PoisonError::into_inner) = link;
     }
@@ -118,7 +155,7 @@ impl Device for Sender {
 
     fn note_unusable(&mut self, error: &dyn Display) {
         if let Some(malformed) = worth_telling(&self.trouble.malformed) {
-            tracing::warn!(%error, malformed, "a ring is unusable: it stays silent until the guest resets its network interface");
+            tracing::warn!(interface = self.trouble.interface, %error, malformed, "a ring is unusable: it stays silent until the guest resets its network interface");
         }
     }
 }
@@ -130,13 +167,14 @@ impl Sender {
     }
 
     /// The frame in a chain. None: there is none.
-    fn take(&mut self, ram: &GuestRam, chain: Chain<'_>) -> Option<Box<[u8]>> {
+    fn take(&mut self, ram: &GuestRam, chain: Chain<'_>) -> Option<Frame> {
         let bytes = gather(chain, false, &mut self.given_at)?;
         let frame = bytes.checked_sub(HEADER_BYTES as u64).filter(|frame| *frame <= FRAME_BYTES_MAX)?;
         let mut input = ram.input(&self.given_at, &mut self.given).ok()?;
         input.take(&mut [0; HEADER_BYTES]).ok()?;
-        let mut frame = vec![0; frame as usize].into_boxed_slice();
-        input.take(&mut frame).ok()?;
+        // Made as it goes through the network, which copies it no more.
+        let mut frame: Frame = std::iter::repeat_n(0, frame as usize).collect();
+        input.take(Arc::get_mut(&mut frame).expect("nobody else has it yet")).ok()?;
         Some(frame)
     }
 }
@@ -184,12 +222,24 @@ impl Receiver {
 impl Trouble {
     fn note(&self, counter: &AtomicU64, what: &'static str) {
         if let Some(count) = worth_telling(counter) {
-            tracing::debug!(count, "{what}");
+            tracing::warn!(interface = self.interface, count, "{what}");
         }
     }
 
-    pub(crate) fn count_unheard(&self) {
-        self.unheard.fetch_add(1, Ordering::Relaxed);
+    /// Nobody does wrong who has not booted yet.
+    pub(crate) fn note_unheard(&self) {
+        if let Some(count) = worth_telling(&self.unheard) {
+            tracing::debug!(interface = self.interface, count, "a frame was lost, since the guest's driver has not begun to listen");
+        }
+    }
+
+    pub(crate) fn note_reset(&self, frames: u64) {
+        let before = self.reset.fetch_add(frames, Ordering::Relaxed);
+        let count = before + frames;
+        // As often as of other trouble.
+        if before.checked_ilog2() != count.checked_ilog2() {
+            tracing::info!(interface = self.interface, count, "the guest's driver was reset: frames that waited for its buffers are lost");
+        }
     }
 }
 

@@ -251,6 +251,14 @@ impl Direction {
         *held
     }
 
+    /// Drops what waits at the far end for buffers. Returns how many frames that were.
+    pub fn clear_door(&mut self, memory: &mut Memory) -> u64 {
+        let landed = std::mem::take(&mut self.landed);
+        landed.iter().for_each(|frame| self.release(frame, memory));
+        self.counters.dropped.door += landed.len() as u64;
+        landed.len() as u64
+    }
+
     /// Treats the frames that are transmitted from now on as the shape says.
     pub fn reshape(&mut self, shape: Shape) {
         if shape.rate != self.shape.rate {

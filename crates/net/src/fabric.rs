@@ -13,9 +13,10 @@
 //! buffers, while the worker of that interface brings them in.
 
 use crate::{
-    Capture, Change, Clock, InterfaceId, Topology, TopologyError, Way, World,
+    Capture, Change, Clock, Handover, InterfaceId, Topology, TopologyError, Way, World,
     capture::Tap,
     device::{Nic, Plug, RECEIVE, Receiver},
+    direction::Frame,
 };
 use fermata_linux::{Timer, priority};
 use fermata_types::VirtualTime;
@@ -42,7 +43,7 @@ pub use crate::device::Trouble;
 pub const CAPTURES_MAX: usize = 16;
 
 /// Of a network whose state may be half changed.
-const LOST: &str = "it panicked, which is a fault of Fermata's: the keeper's log tells more";
+pub(crate) const LOST: &str = "it panicked, which is a fault of Fermata's: the keeper's log tells more";
 
 /// How an interface is served.
 pub struct NicOptions {
@@ -105,7 +106,7 @@ struct Sent {
     /// The same by the host's clock.
     host: Duration,
     from: InterfaceId,
-    frame: Box<[u8]>,
+    frame: Frame,
 }
 
 /// A network as it is at one instant.
@@ -115,6 +116,8 @@ pub struct Snapshot {
     pub world: World,
     /// By interface: whether the guest's driver has once begun to listen. What comes before is lost, as on a cable whose other end is switched off.
     pub listening: Vec<bool>,
+    /// By interface: where its receive ring was stopped last, if anybody knows. If it goes on elsewhere, the driver has been reset in between.
+    pub positions: Vec<Option<u16>>,
     /// The instant.
     pub at: VirtualTime,
 }
@@ -123,7 +126,8 @@ impl Snapshot {
     /// An empty network that was never used.
     pub fn new(topology: &Topology, seed: u64) -> Result<Self, TopologyError> {
         let world = World::new(topology, seed)?;
-        Ok(Self { world, listening: vec![false; topology.interfaces.len()], at: VirtualTime::default() })
+        let count = topology.interfaces.len();
+        Ok(Self { world, listening: vec![false; count], positions: vec![None; count], at: VirtualTime::default() })
     }
 }
 
@@ -189,7 +193,7 @@ impl Fabric {
     /// From now on hands nothing over. What guests send is still taken. Returns whether it was so before, as it is for good after a
     /// [`failure`](Self::failure) that was a panic.
     pub fn freeze(&self) -> bool {
-        self.shared.state().is_none_or(|mut state| std::mem::replace(&mut state.frozen, true))
+        self.shared.freeze()
     }
 
     /// The network as it is, with all that guests were told is sent. To be called while it is frozen and the machines stand still.
@@ -197,29 +201,23 @@ impl Fabric {
     /// # Panics
     /// After a panic of its own there is none: [`failure`](Self::failure) tells.
     pub fn snapshot(&self) -> Snapshot {
+        self.try_snapshot().expect(LOST)
+    }
+
+    /// The same, and none after a panic.
+    pub(crate) fn try_snapshot(&self) -> Option<Snapshot> {
         self.shared.snapshot()
     }
 
     /// All machines stand still, and so does the clock.
     pub fn machines_stand(&self) {
-        let state = self.shared.state();
-        self.shared.clock.stop();
-        if let Some(mut state) = state {
-            self.shared.take_in(&mut state);
-        }
+        self.shared.machines_stand();
     }
 
     /// The machines have all gone on. The clock is `at` at this time of the host, and what is on its way is due so many nanoseconds later, or
     /// earlier, than it was. It hands nothing over before [`thaw`](Self::thaw).
     pub fn machines_run(&self, at: VirtualTime, host: Duration, later: i64) {
-        let mut state = self.shared.state();
-        let mut inbox = self.shared.inbox();
-        if let Some(state) = &mut state {
-            state.world.shift(later);
-        }
-        self.shared.clock.go_on(at, host);
-        // They are from machines that went on before the others, while the clock stood.
-        inbox.sent.iter_mut().for_each(|sent| sent.at = self.shared.clock.at(sent.host));
+        self.shared.machines_run(at, host, later);
     }
 
     /// Goes on, and the clock with it if it stands.
@@ -232,15 +230,7 @@ impl Fabric {
     /// # Panics
     /// If it is a network of other interfaces, or one that has panicked.
     pub fn restore(&self, snapshot: Snapshot) {
-        assert_eq!(snapshot.listening.len(), self.shared.plugs.len(), "a network of as many interfaces");
-        let mut state = self.shared.state().expect(LOST);
-        let mut inbox = self.shared.inbox();
-        inbox.sent.clear();
-        inbox.noted = VirtualTime::default();
-        let from = self.shared.clock.now();
-        inbox.taps.iter_mut().for_each(|tap| tap.shift(from, snapshot.at));
-        (state.world, state.listening) = (snapshot.world, snapshot.listening);
-        self.shared.clock.set(snapshot.at);
+        self.shared.restore(snapshot);
     }
 
     /// From now on gives the frames of its interfaces to a capture, for so long in virtual time, until the capture is dropped. False: it was not begun, since
@@ -309,10 +299,12 @@ impl Drop for Fabric {
 
 impl Shared {
     pub(crate) fn new(snapshot: Snapshot, clock: Arc<Clock>) -> io::Result<Self> {
-        let Snapshot { world, listening, at } = snapshot;
+        let Snapshot { world, listening, positions, at } = snapshot;
         clock.set(at);
+        let plugs: Vec<_> = world.topology().interfaces.iter().map(|interface| Plug::new(interface.to_string())).collect();
+        plugs.iter().zip(positions).for_each(|(plug, position)| plug.set_position(position));
         Ok(Self {
-            plugs: listening.iter().map(|_| Plug::default()).collect(),
+            plugs,
             state: Mutex::new(State { world, frozen: true, listening, receiver: Receiver::default() }),
             inbox: Mutex::default(),
             tapped: AtomicBool::new(false),
@@ -338,7 +330,7 @@ impl Shared {
     }
 
     /// Takes what a guest sends, now. It is seen by the next turn.
-    pub(crate) fn accept(&self, from: InterfaceId, frame: Box<[u8]>) {
+    pub(crate) fn accept(&self, from: InterfaceId, frame: Frame) {
         let mut inbox = self.inbox();
         // Under the lock, so that they lie there in the order of time.
         let (at, host) = self.clock.read();
@@ -358,10 +350,58 @@ impl Shared {
         inbox.note(at, to, Way::Received, frame);
     }
 
-    pub(crate) fn snapshot(&self) -> Snapshot {
-        let mut state = self.state().expect(LOST);
+    /// None after a panic.
+    pub(crate) fn snapshot(&self) -> Option<Snapshot> {
+        let mut state = self.state()?;
         self.take_in(&mut state);
-        Snapshot { world: state.world.clone(), listening: state.listening.clone(), at: self.clock.instant() }
+        let positions = self.plugs.iter().map(Plug::position).collect();
+        Some(Snapshot { world: state.world.clone(), listening: state.listening.clone(), positions, at: self.clock.instant() })
+    }
+
+    fn restore(&self, snapshot: Snapshot) {
+        assert_eq!(snapshot.listening.len(), self.plugs.len(), "a network of as many interfaces");
+        let mut state = self.state().expect(LOST);
+        let mut inbox = self.inbox();
+        inbox.sent.clear();
+        inbox.noted = VirtualTime::default();
+        let from = self.clock.now();
+        inbox.taps.iter_mut().for_each(|tap| tap.shift(from, snapshot.at));
+        (state.world, state.listening) = (snapshot.world, snapshot.listening);
+        self.plugs.iter().zip(snapshot.positions).for_each(|(plug, position)| plug.set_position(position));
+        self.clock.set(snapshot.at);
+    }
+
+    /// See [`Fabric::machines_stand`].
+    fn machines_stand(&self) {
+        let state = self.state();
+        self.clock.stop();
+        if let Some(mut state) = state {
+            self.take_in(&mut state);
+        }
+    }
+
+    /// See [`Fabric::machines_run`].
+    fn machines_run(&self, at: VirtualTime, host: Duration, later: i64) {
+        let mut state = self.state();
+        let mut inbox = self.inbox();
+        if let Some(state) = &mut state {
+            state.world.shift(later);
+        }
+        self.clock.go_on(at, host);
+        // They are from machines that went on before the others, while the clock stood.
+        inbox.sent.iter_mut().for_each(|sent| sent.at = self.clock.at(sent.host));
+    }
+
+    fn freeze(&self) -> bool {
+        self.state().is_none_or(|mut state| std::mem::replace(&mut state.frozen, true))
+    }
+
+    /// The driver of a guest has been reset, as in one that reboots: what waits for buffers that it laid in before is lost.
+    pub(crate) fn reset(&self, interface: InterfaceId) {
+        let lost = self.state().map_or(0, |mut state| state.world.reset(interface));
+        if lost > 0 {
+            self.plug(interface).trouble.note_reset(lost);
+        }
     }
 
     pub(crate) fn thaw(&self) {
@@ -374,7 +414,7 @@ impl Shared {
 
     fn take_in(&self, state: &mut State) {
         let sent = std::mem::take(&mut self.inbox().sent);
-        sent.iter().for_each(|sent| state.world.send(sent.at, sent.from, &sent.frame));
+        sent.iter().for_each(|sent| state.world.put_in(sent.at, sent.from, &sent.frame));
     }
 
     /// Does what there is to do now. The guest of `retry` may have buffers again.
@@ -393,18 +433,24 @@ impl Shared {
         if now >= world.now() {
             world.deliver(now, &mut |interface, frame| self.hand_over(interface, frame, listening, receiver));
         }
-        let due = world.next_due().and_then(|at| self.clock.host_time(at));
-        let set = due.map_or_else(|| self.timer.clear(), |at| self.timer.set(at));
+        let set = self.due(world).map_or_else(|| self.timer.clear(), |at| self.timer.set(at));
         set.expect("a timer takes every time");
     }
 
-    /// Hands a frame to a guest. False if it has to wait.
-    fn hand_over(&self, to: InterfaceId, frame: &[u8], listening: &mut [bool], receiver: &mut Receiver) -> bool {
-        let Plug { link, trouble } = self.plug(to);
+    /// The host's time at which the next turn is to be taken, if nothing is sent until then and the clock runs.
+    fn due(&self, world: &World) -> Option<Duration> {
+        world.next_due().and_then(|at| self.clock.host_time(at))
+    }
+
+    /// Hands a frame to a guest.
+    fn hand_over(&self, to: InterfaceId, frame: &[u8], listening: &mut [bool], receiver: &mut Receiver) -> Handover {
+        let Plug { link, trouble, .. } = self.plug(to);
         let link = link.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut has_it = false;
         let lay = |ram: &GuestRam, chain: Chain<'_>| {
             let laid = receiver.lay(ram, chain, frame, trouble);
-            if laid.as_ref().is_ok_and(|bytes| *bytes > 0) {
+            has_it = laid.as_ref().is_ok_and(|bytes| *bytes > 0);
+            if has_it {
                 self.note_received(to, frame);
             }
             laid
@@ -412,11 +458,16 @@ impl Shared {
         let offer = link.map_or(Offer::Stopped, |link| link.offer(RECEIVE, lay));
         let listening = &mut listening[to.index()];
         *listening |= offer != Offer::Stopped;
-        if !*listening {
-            trouble.count_unheard();
+        match offer {
+            Offer::Taken if has_it => Handover::Taken,
+            Offer::Taken => Handover::Lost,
+            // A ring that stopped will run again; one that never ran has nobody behind it.
+            _ if *listening => Handover::Waits,
+            _ => {
+                trouble.note_unheard();
+                Handover::Lost
+            }
         }
-        // A ring that stopped will run again; one that never ran has nobody behind it.
-        offer == Offer::Taken || !*listening
     }
 
     /// The thread that hands over what becomes due.
@@ -444,3 +495,6 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod properties;

@@ -1,12 +1,15 @@
-//! What a fuzzer may feed with any bytes: the state of a network, and a guest, or a QEMU, at one of its interfaces. See `fuzz/README.md`.
+//! What a fuzzer may feed with any bytes: the state of a network, what happens at a switch, and a guest, or a QEMU, at an
+//! interface. See `fuzz/README.md`.
 
 mod guest;
+mod lan;
 mod protocol;
 
 pub use guest::net;
+pub use lan::lan;
 pub use protocol::session;
 
-use crate::{InterfaceId, World};
+use crate::{Handover, InterfaceId, World};
 use fermata_types::VirtualTime;
 
 /// The state of a network, as a checkpoint keeps it.
@@ -27,7 +30,8 @@ pub fn frames(data: &[u8]) {
     for interface in interfaces.clone() {
         world.send(VirtualTime::from_ns(0), interface, &[interface.0 as u8; 60]);
     }
-    world.deliver(VirtualTime::from_ns(u64::MAX), &mut |interface, _| interface.0 & 1 == 0);
+    let take = |interface: InterfaceId| [Handover::Taken, Handover::Waits, Handover::Taken, Handover::Lost][interface.index() % 4];
+    world.deliver(VirtualTime::from_ns(u64::MAX), &mut |interface, _| take(interface));
     assert!(world.next_due().is_none_or(|due| due.ns == u64::MAX));
     let after: Vec<_> = interfaces.map(|interface| missing(&world, interface)).collect();
     assert_eq!(before, after);
@@ -42,6 +46,11 @@ mod tests {
     #[test]
     fn a_network_may_be_made_of_any_bytes() {
         super::replay::replay("frames", 5_000, super::frames);
+    }
+
+    #[test]
+    fn a_switch_loses_count_of_no_frame() {
+        super::replay::replay("lan", 5_000, super::lan);
     }
 
     #[test]

@@ -46,4 +46,4 @@ pub use part::{NetworkDetails, NetworkPart, WORLD};
 pub use pcapng::{Block, Packet, Recorded, Way};
 pub use state::Unreadable;
 pub use topology::{Chance, Discipline, Interface, InterfaceId, Lan, Link, Mac, ParseMacError, Port, Shape, Topology, TopologyError};
-pub use world::World;
+pub use world::{Handover, World};

@@ -1,6 +1,9 @@
 //! The network as a part of an experiment.
 
-use crate::{Fabric, Unreadable, World, fabric::Snapshot};
+use crate::{
+    Fabric, Unreadable, World,
+    fabric::{LOST, Snapshot},
+};
 use fermata_checkpoint::{Captured, Failure, Outcome, Part, Saved};
 use fermata_types::{BlobName, PageCounts, PartKind, PartState, VirtualTime};
 use serde::{Deserialize, Serialize};
@@ -16,6 +19,9 @@ pub struct NetworkDetails {
     pub time_virtual: VirtualTime,
     /// By interface: whether the guest's driver has once begun to listen.
     pub listening: Vec<bool>,
+    /// By interface: where its receive ring was stopped last. Not in older checkpoints.
+    #[serde(default)]
+    pub positions: Vec<Option<u16>>,
 }
 
 impl Snapshot {
@@ -26,10 +32,15 @@ impl Snapshot {
     pub fn from_state(state: &PartState, bytes: &[u8]) -> Result<Self, Unreadable> {
         let details: NetworkDetails = serde_json::from_value(state.details.clone()).map_err(Unreadable::new)?;
         let world = World::from_bytes(bytes)?;
-        if world.topology().interfaces.len() != details.listening.len() {
+        let NetworkDetails { time_virtual, listening, mut positions } = details;
+        let count = world.topology().interfaces.len();
+        if positions.is_empty() {
+            positions = vec![None; count];
+        }
+        if [listening.len(), positions.len()] != [count; 2] {
             return Err(Unreadable::new("its details are those of another network"));
         }
-        Ok(Self { world, listening: details.listening, at: details.time_virtual })
+        Ok(Self { world, listening, positions, at: time_virtual })
     }
 }
 
@@ -50,33 +61,35 @@ impl<S> NetworkPart<S> {
     pub fn new(name: impl Into<String>, fabric: Arc<Fabric>, put: fn(&mut S, &[u8]) -> Result<BlobName, Failure>) -> Self {
         Self { name: name.into(), fabric, put, at_work: false }
     }
+}
 
-    fn served(&self) -> Result<(), Failure> {
-        match self.fabric.failure() {
-            Some(failure) => {
-                Err(format!("the network is served no more ({failure}): `fermata goto` the last checkpoint brings it back").into())
-            }
-            None => Ok(()),
-        }
-    }
+fn served(fabric: &Fabric) -> Result<(), Failure> {
+    fabric.failure().map_or(Ok(()), |failure| Err(lost(&failure)))
+}
+
+fn lost(failure: &str) -> Failure {
+    format!("the network is served no more ({failure}): `fermata goto` the last checkpoint brings it back").into()
 }
 
 struct CapturedNetwork<S> {
     name: String,
     snapshot: Snapshot,
+    fabric: Arc<Fabric>,
     put: fn(&mut S, &[u8]) -> Result<BlobName, Failure>,
 }
 
 impl<S> Captured<S> for CapturedNetwork<S> {
     fn save(self: Box<Self>, storage: &mut S) -> Result<Saved, Failure> {
-        let Snapshot { world, listening, at } = self.snapshot;
+        // What had failed at the instant has failed still. It takes locks, of which the pause takes as few as it can.
+        served(&self.fabric)?;
+        let Snapshot { world, listening, positions, at } = self.snapshot;
         let blob = (self.put)(storage, &world.to_bytes())?;
         let state = PartState {
             name: self.name,
             kind: PartKind::Network,
             tables: BTreeMap::new(),
             blobs: BTreeMap::from([(WORLD.to_owned(), blob)]),
-            details: serde_json::to_value(NetworkDetails { time_virtual: at, listening })?,
+            details: serde_json::to_value(NetworkDetails { time_virtual: at, listening, positions })?,
         };
         Ok(Saved { state, pages: PageCounts::default(), composition: None })
     }
@@ -92,7 +105,7 @@ impl<S: 'static> Part<S> for NetworkPart<S> {
     }
 
     fn ready(&self) -> Result<(), Failure> {
-        self.served()
+        served(&self.fabric)
     }
 
     fn prepare(&mut self, _storage: &mut S) -> Result<(), Failure> {
@@ -101,13 +114,14 @@ impl<S: 'static> Part<S> for NetworkPart<S> {
 
     fn freeze(&mut self) -> Result<(), Failure> {
         self.at_work = !self.fabric.freeze();
-        // It may have failed since it was ready.
-        self.served()
+        // Whether it has failed since it was ready is looked at when it is saved.
+        Ok(())
     }
 
     fn capture(&mut self) -> Result<Box<dyn Captured<S>>, Failure> {
         self.fabric.clock().stop();
-        Ok(Box::new(CapturedNetwork { name: self.name.clone(), snapshot: self.fabric.snapshot(), put: self.put }))
+        let Some(snapshot) = self.fabric.try_snapshot() else { return Err(lost(LOST)) };
+        Ok(Box::new(CapturedNetwork { name: self.name.clone(), snapshot, fabric: self.fabric.clone(), put: self.put }))
     }
 
     fn thaw(&mut self) -> Result<(), Failure> {

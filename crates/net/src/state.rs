@@ -12,8 +12,10 @@ use crate::{
 };
 
 const MAGIC: &[u8; 8] = b"FERMANET";
-const VERSION: u32 = 2;
-/// Without the ports at which waiting frames came in. They count as of one.
+const VERSION: u32 = 3;
+/// Without the count of frames that were lost at the receiver's door: they counted as arrived.
+const VERSION_WITHOUT_DOORS: u32 = 2;
+/// Without the ports at which waiting frames came in, besides. They count as of one.
 const VERSION_WITHOUT_PORTS: u32 = 1;
 /// Bytes of the topology in JSON: some hundred an interface.
 const TOPOLOGY_MAX: usize = 8 << 20;
@@ -57,8 +59,8 @@ impl World {
             return unreadable("it does not begin as one");
         }
         let version = reader.u32()?;
-        if ![VERSION_WITHOUT_PORTS, VERSION].contains(&version) {
-            return unreadable(format!("it has version {version}, and this program reads versions {VERSION_WITHOUT_PORTS} and {VERSION}"));
+        if !(VERSION_WITHOUT_PORTS..=VERSION).contains(&version) {
+            return unreadable(format!("it has version {version}, and this program reads versions {VERSION_WITHOUT_PORTS} to {VERSION}"));
         }
         let length = reader.u32()? as usize;
         if length > TOPOLOGY_MAX {
@@ -70,7 +72,7 @@ impl World {
         world.now = reader.u64()?;
         let ports = ports(&topology);
         for (index, (direction, ports)) in world.directions.iter_mut().zip(ports).enumerate() {
-            read_direction(&mut reader, direction, (version > VERSION_WITHOUT_PORTS).then_some(ports))?;
+            read_direction(&mut reader, direction, version, ports)?;
             direction.random = Random::new(seed, index as u64, reader.u64()?);
         }
         for (switch, lan) in world.switches.iter_mut().zip(&topology.lans) {
@@ -107,15 +109,16 @@ fn ports(topology: &Topology) -> impl Iterator<Item = u32> {
     topology.links.iter().flat_map(|_| [1, 1]).chain(topology.lans.iter().flat_map(of_lan))
 }
 
-/// Without a number of ports, nothing says at which one a frame came in.
-fn read_direction(reader: &mut Reader, direction: &mut Direction, ports: Option<u32>) -> Result<(), Unreadable> {
+/// In a direction in which frames of so many ports can be.
+fn read_direction(reader: &mut Reader, direction: &mut Direction, version: u32, ports: u32) -> Result<(), Unreadable> {
     let flags = reader.u8()?;
     direction.up = flags & 1 != 0;
     [direction.free_at, direction.fraction, direction.last_due] = reader.u64s()?;
     let [first_above, drop_next] = reader.u64s()?;
     let [count, last_count] = [reader.u32()?, reader.u32()?];
     direction.codel = Codel { dropping: flags & 2 != 0, first_above, drop_next, count, last_count };
-    direction.counters = counted(reader.u64s()?);
+    let counts_before = reader.u64s()?;
+    direction.counters = counted(counts_before, if version > VERSION_WITHOUT_DOORS { reader.u64()? } else { 0 });
     if flags > 3 || counts(&direction.counters).iter().any(|count| *count > COUNT_MAX) {
         return unreadable("flags or counts that cannot be");
     }
@@ -124,7 +127,8 @@ fn read_direction(reader: &mut Reader, direction: &mut Direction, ports: Option<
     }
     let allowed = |frame: &Frame| if direction.allows(frame.len()) { Ok(()) } else { unreadable("a frame too short or too long") };
     let queue = reader.frames(allowed)?;
-    let from = queue.iter().map(|_| ports.map_or(Ok(0), |ports| reader.port(ports))).collect::<Result<Vec<_>, _>>()?;
+    let from =
+        queue.iter().map(|_| if version > VERSION_WITHOUT_PORTS { reader.port(ports) } else { Ok(0) }).collect::<Result<Vec<_>, _>>()?;
     let flying = reader.frames(allowed)?;
     let landed = reader.frames(allowed)?;
     if !flying.is_sorted_by_key(|(due, _)| *due) || landed.len() > LANDED_MAX || landed.iter().any(|(time, _)| *time != 0) {
@@ -172,20 +176,22 @@ fn read_switch(reader: &mut Reader, switch: &mut Switch, ports: u32) -> Result<(
     Ok(())
 }
 
-fn counts(counters: &Counters) -> [u64; 14] {
+fn counts(counters: &Counters) -> [u64; 15] {
     let Counters { sent, arrived, dropped, duplicated, reordered } = *counters;
-    let Dropped { runt, giant, down, loss, queue, discipline, memory, receiver } = dropped;
+    let Dropped { runt, giant, down, loss, queue, discipline, memory, receiver, door } = dropped;
     let Traffic { frames, bytes } = sent;
-    [frames, bytes, arrived.frames, arrived.bytes, runt, giant, down, loss, queue, discipline, memory, receiver, duplicated, reordered]
+    let Traffic { frames: came, bytes: came_bytes } = arrived;
+    [frames, bytes, came, came_bytes, runt, giant, down, loss, queue, discipline, memory, receiver, duplicated, reordered, door]
 }
 
-fn counted(counts: [u64; 14]) -> Counters {
+/// From all counts but the last one, and that.
+fn counted(counts: [u64; 14], door: u64) -> Counters {
     let [frames, bytes, arrived, arrived_bytes, runt, giant, down, loss, queue, discipline, memory, receiver, duplicated, reordered] =
         counts;
     Counters {
         sent: Traffic { frames, bytes },
         arrived: Traffic { frames: arrived, bytes: arrived_bytes },
-        dropped: Dropped { runt, giant, down, loss, queue, discipline, memory, receiver },
+        dropped: Dropped { runt, giant, down, loss, queue, discipline, memory, receiver, door },
         duplicated,
         reordered,
     }
@@ -262,6 +268,32 @@ mod tests {
     use super::*;
     use crate::{Interface, InterfaceId, Link, Mac, Shape};
     use fermata_types::VirtualTime;
+
+    /// Bytes of a direction without frames, up to the count of those that were lost at the door and behind it.
+    const BEFORE_DOOR: usize = 1 + 5 * 8 + 2 * 4 + 14 * 8;
+    const BEHIND_DOOR: usize = 3 * 4 + 8;
+
+    #[test]
+    fn networks_of_older_versions_are_read() {
+        let interface = |name: &str| Interface { machine: name.into(), name: "eth1".into(), mac: Mac([2; 6]), mtu: 1500 };
+        let link = Link { ends: [0, 1].map(InterfaceId), shapes: Default::default() };
+        let topology = Topology { interfaces: vec![interface("a"), interface("b")], links: vec![link], lans: vec![] };
+        let mut world = World::new(&topology, 1).unwrap();
+        world.send(VirtualTime::default(), InterfaceId(0), &[0; 5]);
+        let bytes = world.to_bytes();
+        let head = bytes.len() - 2 * (BEFORE_DOOR + 8 + BEHIND_DOOR);
+        for version in [VERSION_WITHOUT_PORTS, VERSION_WITHOUT_DOORS] {
+            let mut older = bytes.clone();
+            for direction in [1, 0] {
+                let door = head + direction * (BEFORE_DOOR + 8 + BEHIND_DOOR) + BEFORE_DOOR;
+                older.drain(door..door + 8);
+            }
+            older[8..12].copy_from_slice(&version.to_le_bytes());
+            let read = World::from_bytes(&older).unwrap();
+            assert_eq!(read.counters(InterfaceId(0)), world.counters(InterfaceId(0)), "version {version}");
+            assert_eq!(read.to_bytes(), bytes, "version {version}");
+        }
+    }
 
     #[test]
     fn more_than_a_network_comes_to_hold_is_refused() {

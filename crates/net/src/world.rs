@@ -49,6 +49,17 @@ struct Wire {
     stalled: bool,
 }
 
+/// What became of a frame that was handed over to a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Handover {
+    /// The guest has it.
+    Taken,
+    /// It is lost: nobody is there, or its buffer has no room for the frame.
+    Lost,
+    /// The guest has no buffer. The frame waits.
+    Waits,
+}
+
 /// Where a direction leads.
 #[derive(Debug, Clone, Copy)]
 enum Target {
@@ -129,9 +140,14 @@ impl World {
     /// # Panics
     /// If there is no such interface.
     pub fn send(&mut self, now: VirtualTime, from: InterfaceId, frame: &[u8]) {
+        self.put_in(now, from, &frame.into());
+    }
+
+    /// The same with a frame that it may keep.
+    pub(crate) fn put_in(&mut self, now: VirtualTime, from: InterfaceId, frame: &Frame) {
         self.advance(now);
         let (now, out) = (self.now, self.wires[from.index()].out);
-        self.change(out, |direction, memory| direction.enter(now, 0, &frame.into(), memory));
+        self.change(out, |direction, memory| direction.enter(now, 0, frame, memory));
     }
 
     /// When [`deliver`](Self::deliver) is to be called next, if nothing is sent until then. It may have nothing to hand over yet.
@@ -150,10 +166,10 @@ impl World {
         due.map(|due| VirtualTime::from_ns(due.max(self.now)))
     }
 
-    /// Hands over each frame that is due, in the order in which they arrive. `take` says whether the guest had a buffer for it. If it had
-    /// none, the frame waits with those that follow it, and its interface is not tried again before [`retry`](Self::retry). An interface
-    /// that lets very many wait loses what comes then.
-    pub fn deliver(&mut self, now: VirtualTime, take: &mut impl FnMut(InterfaceId, &[u8]) -> bool) {
+    /// Hands over each frame that is due, in the order in which they arrive. `take` says what became of it. If it waits, so do those
+    /// that follow it, and its interface is not tried again before [`retry`](Self::retry). An interface that lets very many wait loses
+    /// what comes then.
+    pub fn deliver(&mut self, now: VirtualTime, take: &mut impl FnMut(InterfaceId, &[u8]) -> Handover) {
         while let Some(index) = self.ready.first().copied() {
             self.hand_over(index, take);
         }
@@ -173,6 +189,18 @@ impl World {
         if !self.directions[wire.into].landed.is_empty() {
             self.ready.insert(wire.into);
         }
+    }
+
+    /// The guest's driver has begun anew: what waits for buffers of its is lost, as in a network card that is reset. Returns how many
+    /// frames that were.
+    ///
+    /// # Panics
+    /// If there is no such interface.
+    pub fn reset(&mut self, interface: InterfaceId) -> u64 {
+        let wire = &mut self.wires[interface.index()];
+        wire.stalled = false;
+        self.ready.remove(&wire.into);
+        self.directions[wire.into].clear_door(&mut self.memory)
     }
 
     /// Changes the cable of an interface. Frames whose transmission has begun keep the time at which they are due.
@@ -269,15 +297,23 @@ impl World {
         }
     }
 
-    fn hand_over(&mut self, index: usize, take: &mut impl FnMut(InterfaceId, &[u8]) -> bool) {
+    fn hand_over(&mut self, index: usize, take: &mut impl FnMut(InterfaceId, &[u8]) -> Handover) {
         let Target::Interface(interface) = self.targets[index] else { return };
         while self.ready.contains(&index) {
-            match self.directions[index].landed.front().cloned() {
-                Some(frame) if take(interface, &frame) => {
+            let frame = self.directions[index].landed.front().cloned();
+            let handover = frame.as_ref().map(|frame| take(interface, frame));
+            match (frame, handover) {
+                (Some(frame), Some(Handover::Taken)) => {
                     self.directions[index].landed.pop_front();
                     self.arrived(index, &frame);
                 }
-                rest => {
+                (Some(frame), Some(Handover::Lost)) => {
+                    let direction = &mut self.directions[index];
+                    direction.landed.pop_front();
+                    direction.counters.dropped.door += 1;
+                    direction.release(&frame, &mut self.memory);
+                }
+                (rest, _) => {
                     self.wires[interface.index()].stalled = rest.is_some();
                     self.ready.remove(&index);
                 }

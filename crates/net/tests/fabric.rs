@@ -1,16 +1,18 @@
 //! The network at work against drivers of our own: frames through rings, pauses and restores, memory that is not there yet, and guests that mean harm.
 
-#[path = "../../vhost/tests/common/driver.rs"]
-mod driver;
+#[path = "common/bench.rs"]
+mod bench;
 
-use driver::{DATA, Descriptor, Driver, HIGH, INDIRECT, NEXT, RAM, RING, WRITE, file_offset, new_ram};
-use fermata_linux::clock::monotonic;
-use fermata_net::{
-    Block, CAPTURES_MAX, Capture, Change, Clock, Fabric, Interface, InterfaceId, Lan, Link, Mac, NicOptions, Port, Reshape, Shape,
-    Snapshot, Topology, Way, World, pcapng,
+use bench::{
+    Bench, Guest, MTU, OUT, PATIENCE, RECEIVE, ROOM, SEND,
+    driver::{self, DATA, Descriptor, Driver, INDIRECT, NEXT, RAM, RING, WRITE, file_offset, new_ram},
+    frame, lan, mac, pair,
 };
+use fermata_checkpoint::Part;
+use fermata_linux::clock::monotonic;
+use fermata_net::{Block, CAPTURES_MAX, Capture, Change, InterfaceId, NetworkPart, Reshape, Shape, Snapshot, Way, World, pcapng};
 use fermata_types::{PAGE_SIZE, PageNumber, VirtualTime};
-use fermata_vhost::{DirtyPages, MemoryWatch, Region, WriteWatch};
+use fermata_vhost::{MemoryWatch, Region, WriteWatch};
 use std::{
     fs::File,
     io::{self, Read, Write},
@@ -20,180 +22,8 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
-
-const RECEIVE: usize = 0;
-const SEND: usize = 1;
-const HEADER: usize = 12;
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long somebody who must get nothing is listened to.
-const SILENCE: Duration = Duration::from_millis(60);
-/// Where received frames go, one page each, and where those to be sent are.
-const ROOM: u64 = HIGH;
-const OUT: u64 = DATA;
-const MTU: u16 = 1500;
-
-fn interface(number: u8) -> Interface {
-    Interface { machine: format!("m{number}"), name: "eth1".into(), mac: mac(number), mtu: MTU }
-}
-
-fn mac(number: u8) -> Mac {
-    Mac([2, 0, 0, 0, 0, number])
-}
-
-fn pair(shape: Shape) -> Topology {
-    let link = Link { ends: [InterfaceId(0), InterfaceId(1)], shapes: [shape.clone(), shape] };
-    Topology { interfaces: vec![interface(0), interface(1)], links: vec![link], lans: Vec::new() }
-}
-
-fn lan(count: u8) -> Topology {
-    let port = |number| Port { interface: InterfaceId(number), to_switch: Shape::default(), from_switch: Shape::default() };
-    let lan = Lan { name: "lan".into(), ports: (0..u32::from(count)).map(port).collect() };
-    Topology { interfaces: (0..count).map(interface).collect(), links: Vec::new(), lans: vec![lan] }
-}
-
-/// A frame from one to another, that says which number it has.
-fn frame(to: u8, from: u8, number: u32, bytes: usize) -> Vec<u8> {
-    let mut frame = [&mac(to).0[..], &mac(from).0, &[0x88, 0xb5], &number.to_le_bytes()].concat();
-    frame.resize(bytes, number as u8);
-    frame
-}
-
-struct Bench {
-    fabric: Arc<Fabric>,
-    dirty: Vec<Arc<DirtyPages>>,
-    dir: tempfile::TempDir,
-}
-
-impl Bench {
-    fn new(topology: &Topology) -> Self {
-        let bench = Self::frozen(topology, None);
-        bench.fabric.thaw();
-        bench
-    }
-
-    /// The memory of one guest is watched.
-    fn with_watch(topology: &Topology, guest: usize, watch: Arc<dyn MemoryWatch>) -> Self {
-        let bench = Self::frozen(topology, Some((guest, watch)));
-        bench.fabric.thaw();
-        bench
-    }
-
-    fn frozen(topology: &Topology, watched: Option<(usize, Arc<dyn MemoryWatch>)>) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let dirty: Vec<_> = topology.interfaces.iter().map(|_| Arc::new(DirtyPages::new())).collect();
-        let nic = |(number, dirty): (usize, &Arc<DirtyPages>)| NicOptions {
-            socket: dir.path().join(format!("net{number}.sock")),
-            dirty: dirty.clone(),
-            watch: watched.as_ref().filter(|(guest, _)| *guest == number).map(|(_, watch)| watch.clone()),
-        };
-        let nics = dirty.iter().enumerate().map(nic).collect();
-        let clock = Arc::new(Clock::standing(VirtualTime::default(), monotonic));
-        let fabric = Arc::new(Fabric::start(Snapshot::new(topology, 1).unwrap(), clock, nics).unwrap());
-        Self { fabric, dirty, dir }
-    }
-
-    fn guest(&self, number: usize) -> Guest {
-        self.guest_with(number, new_ram())
-    }
-
-    fn guest_with(&self, number: usize, ram: File) -> Guest {
-        let socket = self.dir.path().join(format!("net{number}.sock"));
-        let mut guest = Guest { driver: Driver::connect_rings(&socket, ram, 2), laid: 0, seen: 0 };
-        guest.start([0, 0]);
-        guest
-    }
-}
-
-/// A guest at one interface.
-struct Guest {
-    driver: Driver,
-    /// Buffers laid in so far, and looked at again.
-    laid: u16,
-    seen: u16,
-}
-
-impl Guest {
-    fn on(&mut self, ring: usize) -> &mut Driver {
-        self.driver.ring = ring;
-        &mut self.driver
-    }
-
-    /// Lays in buffers of a page each.
-    fn lay(&mut self, count: u16) {
-        for _ in 0..count {
-            let slot = self.laid % RING;
-            let at = ROOM + u64::from(slot) * PAGE_SIZE as u64;
-            let driver = self.on(RECEIVE);
-            driver.put_descriptor(driver::DESCRIPTORS, slot, Descriptor { at, len: 2048, flags: WRITE, next: 0 });
-            driver.offer(slot);
-            self.laid = self.laid.wrapping_add(1);
-        }
-        self.on(RECEIVE).kick();
-    }
-
-    /// Sends frames, in pieces, as many at once as there are, and waits until all are taken.
-    fn send(&mut self, frames: &[Vec<u8>]) {
-        assert!(frames.len() <= usize::from(RING) / 2);
-        let driver = self.on(SEND);
-        for (slot, frame) in (0u16..).zip(frames) {
-            let at = OUT + u64::from(slot) * 0x2000;
-            driver.write(at, &[&[0; HEADER][..], frame].concat());
-            let table = driver::DESCRIPTORS + driver::RING_STRIDE;
-            driver.put_descriptor(table, 2 * slot, Descriptor { at, len: 16, flags: NEXT, next: 2 * slot + 1 });
-            let rest = (HEADER + frame.len() - 16) as u32;
-            driver.put_descriptor(table, 2 * slot + 1, Descriptor { at: at + 16, len: rest, flags: 0, next: 0 });
-            driver.offer(2 * slot);
-        }
-        driver.kick();
-        driver.wait(PATIENCE).expect("frames are taken");
-    }
-
-    /// What has arrived and was not looked at yet.
-    fn arrived(&mut self) -> Vec<Vec<u8>> {
-        let mut frames = Vec::new();
-        let used = self.on(RECEIVE).used();
-        while self.seen != used {
-            let (slot, len) = self.driver.used_entry(self.seen);
-            self.seen = self.seen.wrapping_add(1);
-            let bytes = self.driver.read(ROOM + u64::from(slot) * PAGE_SIZE as u64, len as usize);
-            assert_eq!(bytes[..HEADER], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0], "the header");
-            frames.push(bytes[HEADER..].to_vec());
-        }
-        frames
-    }
-
-    /// Waits for so many frames.
-    fn receive(&mut self, count: usize) -> Vec<Vec<u8>> {
-        let end = Instant::now() + PATIENCE;
-        let mut frames = self.arrived();
-        while frames.len() < count {
-            assert!(Instant::now() < end, "{} of {count} frames have arrived", frames.len());
-            std::thread::sleep(Duration::from_micros(200));
-            frames.extend(self.arrived());
-        }
-        frames
-    }
-
-    fn hears_nothing(&mut self) -> bool {
-        std::thread::sleep(SILENCE);
-        self.arrived().is_empty()
-    }
-
-    /// What QEMU does at `stop`.
-    fn stop(&mut self) -> [u16; 2] {
-        [RECEIVE, SEND].map(|ring| self.on(ring).stop())
-    }
-
-    /// What QEMU does at `cont`.
-    fn start(&mut self, bases: [u16; 2]) {
-        for ring in [SEND, RECEIVE] {
-            self.on(ring).start(bases[ring]);
-        }
-        self.driver.settle();
-    }
-}
 
 #[test]
 fn frames_come_as_they_were_sent() {
@@ -284,9 +114,19 @@ fn a_network_that_panicked_can_be_left() {
     let (mut a, mut b) = (bench.guest(0), bench.guest(1));
     let capture = Arc::new(Capture::new(topology.interfaces.clone(), None));
     assert!(bench.fabric.capture(&capture, None));
+    let mut part: NetworkPart<()> = NetworkPart::new("network", bench.fabric.clone(), |(), _| unreachable!("nothing is put anywhere"));
+    part.freeze().unwrap();
+    let captured = part.capture().expect("it is well");
+    part.thaw().unwrap();
     let panic = || bench.fabric.look(|_| std::panic::resume_unwind(Box::new("with the lock")));
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panic)).is_err());
     assert!(bench.fabric.failure().is_some());
+    // No checkpoint has it from then on, however far it was; and the part does not panic in turn.
+    let of_the_network = |error: &fermata_checkpoint::Failure| error.to_string().contains("the network is served no more");
+    assert!(captured.save(&mut ()).is_err_and(|error| of_the_network(&error)));
+    part.freeze().unwrap();
+    assert!(part.capture().is_err_and(|error| of_the_network(&error)));
+    part.thaw().unwrap();
     // Guests go on, but for one another.
     b.lay(16);
     a.send(&[frame(1, 0, 1, 60)]);
@@ -354,6 +194,56 @@ fn before_its_driver_listens_a_guest_hears_nothing() {
     a.send(&[frame(1, 0, 2, 64)]);
     assert_eq!(b.receive(1), [frame(1, 0, 2, 64)]);
     assert_eq!(bench.fabric.trouble(InterfaceId(1)).unheard.load(Ordering::Relaxed), 1);
+    let [_, received] = bench.fabric.look(|world| world.counters(InterfaceId(1)).unwrap());
+    assert_eq!((received.arrived.frames, received.dropped.door), (1, 1), "what nobody heard has not arrived");
+}
+
+/// A guest that reboots resets its interface. What came before is gone, as with a real one; but a pause is no reset.
+#[test]
+fn what_came_before_a_reset_is_gone() {
+    let bench = Bench::new(&pair(Shape::default()));
+    let (mut a, mut b) = (bench.guest(0), bench.guest(1));
+    let frames: Vec<_> = (0..5).map(|number| frame(1, 0, number, 64)).collect();
+    b.lay(1);
+    a.send(&frames[..4]);
+    assert_eq!(b.receive(1), frames[..1]);
+    let bases = b.stop();
+    b.start(bases);
+    b.lay(1);
+    assert_eq!(b.receive(1), frames[1..2]);
+    b.reset();
+    b.lay(4);
+    assert!(b.hears_nothing(), "two waited for buffers that are no more");
+    a.send(&frames[4..]);
+    assert_eq!(b.receive(1), frames[4..]);
+    let [_, received] = bench.fabric.look(|world| world.counters(InterfaceId(1)).unwrap());
+    assert_eq!((received.arrived.frames, received.dropped.door), (3, 2));
+    assert_eq!(bench.fabric.trouble(InterfaceId(1)).reset.load(Ordering::Relaxed), 2);
+}
+
+/// The instant of the checkpoint lies between the reset and the new beginning.
+#[test]
+fn a_restored_network_knows_of_a_reset() {
+    let topology = pair(Shape::default());
+    let bench = Bench::new(&topology);
+    let (mut a, mut b) = (bench.guest(0), bench.guest(1));
+    b.lay(1);
+    a.send(&[frame(1, 0, 1, 64), frame(1, 0, 2, 64)]);
+    assert_eq!(b.receive(1), [frame(1, 0, 1, 64)]);
+    bench.fabric.freeze();
+    let position = b.stop()[RECEIVE];
+    bench.fabric.clock().stop();
+    let snapshot = bench.fabric.snapshot();
+    assert_eq!((snapshot.positions[1], position), (Some(1), 1));
+    let other = Bench::frozen(&topology, None);
+    other.fabric.restore(snapshot);
+    let mut b = other.guest(1);
+    other.fabric.thaw();
+    b.lay(4);
+    assert!(b.hears_nothing());
+    let mut a = other.guest(0);
+    a.send(&[frame(1, 0, 3, 64)]);
+    assert_eq!(b.receive(1), [frame(1, 0, 3, 64)]);
 }
 
 /// Stop and cont, over and over, in the middle of a stream: QEMU asks for the positions of the rings, and nothing is lost or doubled.
@@ -422,7 +312,7 @@ fn a_restored_network_goes_on_from_its_instant() {
 
     let other = Bench::frozen(&topology, None);
     let world = World::from_bytes(&bytes).unwrap();
-    other.fabric.restore(Snapshot { world, listening: snapshot.listening.clone(), at });
+    other.fabric.restore(Snapshot { world, at, ..snapshot.clone() });
     let mut again = Guest { driver: Driver::connect_rings(&other.dir.path().join("net1.sock"), ram, 2), laid: b.laid, seen: b.seen };
     again.driver.take_over(&b.driver);
     again.start(base);
@@ -687,6 +577,8 @@ fn what_is_no_frame_and_no_room_for_one_is_given_back() {
     }
     let trouble = bench.fabric.trouble(InterfaceId(1));
     assert_eq!((trouble.unfit.load(Ordering::Relaxed), trouble.malformed.load(Ordering::Relaxed)), (2, 4));
+    let [_, received] = bench.fabric.look(|world| world.counters(InterfaceId(1)).unwrap());
+    assert_eq!((received.arrived.frames, received.dropped.door), (1, 6), "what had no room has not arrived");
     // In the smallest room that does, in many pieces.
     let pieces: Vec<_> = (0..19).map(|i| d(ROOM + i * 100, 4, if i < 18 { NEXT | WRITE } else { WRITE }, i as u16 + 1)).collect();
     let driver = b.on(RECEIVE);
@@ -720,11 +612,7 @@ fn rings_of_nonsense_harm_nobody_else() {
         let hello = [&[0xff; 6][..], &frame(0, 0, number, 64)[6..]].concat();
         a.send(std::slice::from_ref(&hello));
         assert_eq!(b.receive(1), [hello], "{what}");
-        for ring in [RECEIVE, SEND] {
-            c.on(ring).reset();
-            c.driver.settle();
-        }
-        (c.laid, c.seen) = (0, 0);
+        c.reset();
     }
     c.lay(1);
     a.send(&[frame(2, 0, 9, 64)]);

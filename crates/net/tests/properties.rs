@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use fermata_net::{Chance, Change, Discipline, InterfaceId, Reshape, Shape, World};
+use fermata_net::{Chance, Change, Discipline, Handover, InterfaceId, Reshape, Shape, World};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -25,6 +25,10 @@ enum Event {
     Set {
         interface: u32,
         change: Change,
+    },
+    /// The guest's driver begins anew.
+    Reset {
+        interface: u32,
     },
     /// Time stands still while these are sent.
     Frozen(Vec<(u32, u32)>),
@@ -73,6 +77,7 @@ fn event() -> impl Strategy<Value = Event> {
         12 => (0..INTERFACES, 0..=INTERFACES, bytes).prop_map(|(from, to, bytes)| Event::Send { from, to, bytes }),
         4 => (0..30_000_000_u64).prop_map(Event::Wait),
         2 => (0..INTERFACES, 0..20_u32).prop_map(|(interface, count)| Event::Buffers { interface, count }),
+        1 => (0..INTERFACES).prop_map(|interface| Event::Reset { interface }),
         1 => (0..INTERFACES, change).prop_map(|(interface, change)| Event::Set { interface, change }),
         1 => prop::collection::vec((0..INTERFACES, 0..INTERFACES), 0..5).prop_map(Event::Frozen),
         2 => any::<bool>().prop_map(|bytes| Event::Capture { bytes }),
@@ -99,6 +104,8 @@ struct Scene {
     ahead: u64,
     /// Only looks every so many nanoseconds.
     late: u64,
+    /// Every so manieth frame is lost at its receiver's door, if any.
+    spoilt: Option<u64>,
 }
 
 impl Scene {
@@ -114,6 +121,7 @@ impl Scene {
             moves: false,
             ahead: 0,
             late: 1,
+            spoilt: None,
         }
     }
 
@@ -137,15 +145,18 @@ impl Scene {
     }
 
     fn deliver(&mut self, now: u64) {
-        let Self { world, buffers, came, ahead, .. } = self;
+        let Self { world, buffers, came, ahead, spoilt, .. } = self;
         world.deliver(at(now + *ahead), &mut |interface, frame| {
             let room = buffers.get_mut(&interface).unwrap();
-            if *room > 0 {
-                *room -= 1;
-                came.push((now, interface, number(frame)));
-                return true;
+            if *room == 0 {
+                return Handover::Waits;
             }
-            false
+            *room -= 1;
+            if spoilt.is_some_and(|every| number(frame).is_multiple_of(every)) {
+                return Handover::Lost;
+            }
+            came.push((now, interface, number(frame)));
+            Handover::Taken
         });
     }
 
@@ -157,6 +168,9 @@ impl Scene {
                 Event::Buffers { interface, count } => {
                     *self.buffers.get_mut(&InterfaceId(*interface)).unwrap() += count;
                     self.world.retry(InterfaceId(*interface));
+                }
+                Event::Reset { interface } => {
+                    self.world.reset(InterfaceId(*interface));
                 }
                 Event::Set { interface, change } => self.world.set(at(self.now + self.ahead), InterfaceId(*interface), change).unwrap(),
                 Event::Frozen(sends) => {
@@ -257,12 +271,14 @@ proptest! {
     /// What is sent or doubled arrives, is dropped for a reason, or is on its way; at any time.
     #[test]
     fn no_frame_goes_uncounted(topology in topology(), seed in any::<u64>(), events in prop::collection::vec(event(), 0..150)) {
-        let mut scene = Scene::new(&topology, seed, 20);
+        let mut scene = Scene { spoilt: Some(7), ..Scene::new(&topology, seed, 20) };
         for event in &events {
             if let Event::Send { from, to, bytes } = event {
                 scene.send(*from, *to, *bytes);
             } else if let Event::Wait(ns) = event {
                 scene.wait(scene.now + ns);
+            } else if let Event::Reset { interface } = event {
+                scene.world.reset(InterfaceId(*interface));
             } else if let Event::Set { interface, change } = event {
                 scene.world.set(at(scene.now), InterfaceId(*interface), change).unwrap();
             }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use fermata_net::{Chance, Change, Discipline, InterfaceId, Mac, Reshape, Shape, World};
+use fermata_net::{Chance, Change, Discipline, Handover, InterfaceId, Mac, Reshape, Shape, World};
 
 const S: u64 = 1_000_000_000;
 const MS: u64 = 1_000_000;
@@ -204,7 +204,7 @@ fn a_guest_without_buffers_keeps_its_place() {
     let mut tries = 0;
     world.deliver(at(0), &mut |_, _| {
         tries += 1;
-        false
+        Handover::Waits
     });
     // It is not asked again, and nobody needs to wake up for it.
     assert_eq!((tries, world.next_due()), (1, None));
@@ -215,6 +215,36 @@ fn a_guest_without_buffers_keeps_its_place() {
     let came: Vec<_> = run(&mut world, 2).iter().map(|(_, _, frame)| number(frame)).collect();
     assert_eq!(came, (0..1024).collect::<Vec<_>>());
     assert_eq!(world.counters(A).unwrap()[0].dropped.receiver, 2000 - 1024);
+}
+
+#[test]
+fn what_waits_for_a_driver_that_is_reset_is_lost_and_counted() {
+    let mut world = one_way(Shape::default());
+    (0..3).for_each(|number| send(&mut world, 0, number, 60));
+    world.deliver(at(0), &mut |_, _| Handover::Waits);
+    assert_eq!(world.reset(B), 3);
+    assert_eq!((world.in_flight(B).unwrap()[1], world.next_due()), (0, None));
+    assert_eq!(world.reset(B), 0, "there is nothing any more");
+    // What comes afterwards is handed over at once.
+    send(&mut world, 1, 3, 60);
+    assert_eq!(run(&mut world, 1).iter().map(|(_, _, frame)| number(frame)).collect::<Vec<_>>(), [3]);
+    let counters = world.counters(A).unwrap()[0];
+    assert_eq!((counters.sent.frames, counters.arrived.frames, counters.dropped.door), (4, 1, 3));
+    assert_eq!(World::from_bytes(&world.to_bytes()).unwrap().counters(A).unwrap()[0], counters, "the state keeps the count");
+}
+
+#[test]
+fn a_frame_that_is_lost_at_the_door_has_not_arrived() {
+    let mut world = one_way(Shape::default());
+    (0..4).for_each(|number| send(&mut world, 0, number, 60));
+    let mut came = Vec::new();
+    world.deliver(at(0), &mut |_, frame| {
+        came.push(number(frame));
+        if number(frame).is_multiple_of(2) { Handover::Lost } else { Handover::Taken }
+    });
+    assert_eq!(came, [0, 1, 2, 3], "one that is lost holds up nobody");
+    let counters = world.counters(A).unwrap()[0];
+    assert_eq!((counters.arrived.frames, counters.arrived.bytes, counters.dropped.door, counters.dropped.total()), (2, 120, 2, 2));
 }
 
 #[test]

@@ -46,6 +46,13 @@ pub trait Backend: Send + Sync {
     /// The front end is gone.
     fn disconnected(&self) {}
 
+    /// A ring was stopped, at this position: the number of chains taken from it since the driver began with it, modulo 2^16. Called by the protocol's thread
+    /// without any lock, and so is [`goes_on`](Self::goes_on).
+    fn stopped(&self, _ring: usize, _position: u16) {}
+
+    /// A ring is about to be started at this position: where it was [`stopped`](Self::stopped), or at 0 if the driver has reset the device since.
+    fn goes_on(&self, _ring: usize, _position: u16) {}
+
     /// The worker has served what there was, the driver has kicked an inbound ring, or buffers in one were brought in that were absent. Called by the
     /// worker without any lock.
     fn served(&self) {}

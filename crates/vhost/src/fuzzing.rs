@@ -1,10 +1,13 @@
-//! What the fuzz targets of all back ends share: an input as a short program, guest RAM, and a QEMU that says anything.
+//! What the fuzz targets of all back ends share: an input as a short program, guest RAM, and a QEMU that says anything,
+//! or all right.
 //!
 //! Bytes become what the guest, or QEMU, does next. So a fuzzer that flips a bit changes one step, and most steps mean something.
 
+mod connection;
 mod memory;
 mod session;
 
+pub use connection::Connection;
 pub use memory::{Memory, descriptor};
 pub use session::Session;
 

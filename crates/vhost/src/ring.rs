@@ -178,6 +178,11 @@ impl Ring {
         self.queue.next_avail()
     }
 
+    /// The position of a ring that QEMU has started and not stopped, as it does not if the guest has moved it in between.
+    pub fn runs_on(&self) -> Option<u16> {
+        self.kick.is_some().then(|| self.queue.next_avail())
+    }
+
     /// Whether requests may be served.
     pub fn is_running(&self) -> bool {
         self.running && self.enabled

@@ -384,7 +384,14 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
-        self.0.with_ring(index, |ring| ring.set_base(base as u16))
+        let left = self.0.with_ring(index, |ring| {
+            let left = ring.runs_on();
+            ring.set_base(base as u16);
+            left
+        })?;
+        left.into_iter().for_each(|position| self.0.backend.stopped(index as usize, position));
+        self.0.backend.goes_on(index as usize, base as u16);
+        Ok(())
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
@@ -392,6 +399,7 @@ impl VhostUserBackendReqHandlerMut for Protocol {
             ring.set_call(None);
             ring.stop()
         })?;
+        self.0.backend.stopped(index as usize, base);
         Ok(VhostUserVringState::new(index, base.into()))
     }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::together::delays;
-use fermata_net::{Interface, InterfaceId, Link, Mac, Shape, Topology, World};
+use fermata_net::{Handover, Interface, InterfaceId, Link, Mac, Shape, Topology, World};
 
 const STEP: u64 = 5_000;
 const DELAY: u64 = 10_000_000;
@@ -141,7 +141,7 @@ impl Scene {
         let mut came = Vec::new();
         self.world.deliver(now, &mut |to, frame| {
             came.push((to, number(frame)));
-            true
+            Handover::Taken
         });
         for (to, number) in came {
             match to {

@@ -135,7 +135,8 @@ impl Guest<'_> {
     /// After a reset the interface serves an honest guest.
     fn check_alive(&mut self) {
         self.memory.set_hole(None);
-        let taken = |shared: &Shared| shared.snapshot().world.counters(OURS).expect("an interface")[0].sent.frames;
+        let taken =
+            |shared: &Shared| shared.snapshot().expect("nobody panicked").world.counters(OURS).expect("an interface")[0].sent.frames;
         let before = taken(&self.shared);
         for ring in [RECEIVE, SEND] {
             self.rings[ring] = Ring::new();

@@ -1,6 +1,6 @@
 //! Networks and frames for tests.
 
-use fermata_net::{Interface, InterfaceId, Lan, Link, Mac, Port, Shape, Topology, World};
+use fermata_net::{Handover, Interface, InterfaceId, Lan, Link, Mac, Port, Shape, Topology, World};
 use fermata_types::VirtualTime;
 
 /// A destination that everybody hears.
@@ -67,7 +67,7 @@ pub fn run(world: &mut World, until: u64) -> Vec<(u64, InterfaceId, Vec<u8>)> {
     while let Some(due) = world.next_due().filter(|due| due.ns <= until) {
         world.deliver(due, &mut |interface, frame| {
             came.push((due.ns, interface, frame.to_vec()));
-            true
+            Handover::Taken
         });
     }
     world.deliver(at(until), &mut |_, _| panic!("nothing is due"));
