@@ -41,6 +41,7 @@ impl Client {
     /// Connects to the keeper that listens on `socket`. A [`Problem`] if nobody does.
     pub fn connect(socket: &Path) -> Result<Self, Problem> {
         UnixStream::connect(socket).map_err(|error| gone(socket, &error))?;
+        fermata_remote::choose_ciphers();
         let http = reqwest::blocking::Client::builder()
             .unix_socket(socket)
             .redirect(reqwest::redirect::Policy::none())

@@ -9,6 +9,7 @@
 //! - [`housekeeping`]: removing, collecting, verifying and counting what is in a store
 //! - `links`: the links of a run, as they are and as they are to be
 //! - `captures`: what goes through interfaces, as it goes
+//! - [`remotes`]: places that checkpoints are copied to and from
 //! - [`exports`]: parts of checkpoints as files for other programs
 //! - [`mounting`]: checkpoints as directories of files
 //! - [`plots`]: figures over many checkpoints, as series to draw
@@ -33,6 +34,7 @@ pub mod metrics;
 pub mod mounting;
 pub mod paths;
 pub mod plots;
+pub mod remotes;
 pub mod server;
 pub mod service;
 pub mod trials;

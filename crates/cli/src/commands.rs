@@ -25,7 +25,9 @@ mod pause;
 mod plot;
 mod ports;
 mod prune;
+mod push;
 mod rebuild;
+mod remote;
 mod resume;
 mod rm;
 #[cfg(test)]
@@ -99,6 +101,10 @@ pub enum Command {
     Rm(rm::Rm),
     Prune(prune::Prune),
     Gc(gc::Gc),
+    Remote(remote::Remote),
+    Push(push::Push),
+    Pull(push::Pull),
+    Clone(push::Clone),
     Verify(verify::Verify),
     Rebuild(rebuild::Rebuild),
     Schema(schema::Schema),
@@ -141,6 +147,10 @@ impl Command {
             Self::Rm(command) => command.run(context),
             Self::Prune(command) => command.run(context),
             Self::Gc(command) => command.run(context),
+            Self::Remote(command) => command.run(context),
+            Self::Push(command) => command.run(context),
+            Self::Pull(command) => command.run(context),
+            Self::Clone(command) => command.run(context),
             Self::Verify(command) => command.run(context),
             Self::Rebuild(command) => command.run(context),
             Self::Schema(command) => command.run(context),

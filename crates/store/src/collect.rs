@@ -131,7 +131,8 @@ impl Turn {
         Ok((path.clone(), file.map_err(Error::io("open", &path))?))
     }
 
-    fn alone(store: &Store, wait: bool) -> Result<Self> {
+    /// While this is there, nobody else collects or verifies.
+    pub fn alone(store: &Store, wait: bool) -> Result<Self> {
         let (path, file) = Self::open(store)?;
         if wait {
             file.lock().map_err(Error::io("lock", &path))?;

@@ -98,6 +98,11 @@ impl TempFile {
         self.medium.write_at(&self.file, bytes, offset).map_err(Error::io("write", &self.path))
     }
 
+    /// All that was written.
+    pub fn read_all(&self) -> Result<Vec<u8>> {
+        std::fs::read(&self.path).map_err(Error::io("read", &self.path))
+    }
+
     /// Makes the file durable and gives it its place. `to` is `<shelf>/<directory>/<name>`; the directory may be new.
     pub fn place(mut self, to: &Path) -> Result<()> {
         let medium = self.medium.clone();

@@ -11,6 +11,7 @@
 //! - `image`: golden images; `image_names`: the names of their blocks by number
 //! - `still`: a RAM or a disk as a checkpoint has it, read like a file
 //! - `remove`: removing checkpoints; `removed`: what is remembered of them; `hold`: what must stay all the same; `hints`: bytes beside a checkpoint
+//! - [`remote`]: copying checkpoints to other places and back
 //! - `retention`: which checkpoints a policy keeps
 //! - `collect`: garbage, and the steps in which it goes; `mark`: what is alive
 //! - `verify`: finding damage and what it touches; `stats`: what is in the store
@@ -42,6 +43,7 @@ mod pack;
 mod rebuild;
 mod record;
 mod refs;
+pub mod remote;
 mod remove;
 mod removed;
 mod retention;

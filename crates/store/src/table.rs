@@ -53,7 +53,8 @@ pub(crate) fn span(level: u8) -> u64 {
     (FANOUT as u64).pow(level.into())
 }
 
-fn top_level(root: &Root) -> Result<u8> {
+/// The level of the node that a root names.
+pub(crate) fn top_level(root: &Root) -> Result<u8> {
     if root.pages > PAGES_MAX {
         return Err(Error::refused(format!("a page table of {} pages", root.pages), "a RAM or disk may have 16 TiB at most"));
     }

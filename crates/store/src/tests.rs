@@ -25,11 +25,16 @@ use std::{
 };
 
 /// Does what is asked until `left` runs out, then tears a write in two and fails everything.
-struct Failing {
+pub(crate) struct Failing {
     left: Mutex<Option<u32>>,
 }
 
 impl Failing {
+    /// Fails after so many operations; none: never.
+    pub(crate) fn after(operations: Option<u32>) -> Self {
+        Self { left: Mutex::new(operations) }
+    }
+
     fn step(&self) -> io::Result<()> {
         match &mut *self.left.lock().unwrap() {
             None => Ok(()),
@@ -72,14 +77,14 @@ impl Medium for Failing {
     }
 }
 
-fn page(seed: u64) -> PageBuf {
+pub(crate) fn page(seed: u64) -> PageBuf {
     let mut page = [seed as u8; PAGE_SIZE];
     page[..8].copy_from_slice(&(seed + 1).to_le_bytes());
     page
 }
 
 /// Grows the branch by a checkpoint with 40 pages of its own.
-fn grow(store: &Store, parent: Option<CheckpointId>, step: u64) -> crate::Result<CheckpointId> {
+pub(crate) fn grow(store: &Store, parent: Option<CheckpointId>, step: u64) -> crate::Result<CheckpointId> {
     let base = match parent {
         Some(parent) => store.record(&parent)?.parts[0].tables["ram"],
         None => Root::empty(4000),
@@ -94,7 +99,7 @@ fn grow(store: &Store, parent: Option<CheckpointId>, step: u64) -> crate::Result
     writer.commit(&record(parent, step, ram, [("devices".to_owned(), blob)].into()))
 }
 
-fn record(parent: Option<CheckpointId>, step: u64, ram: Root, blobs: BTreeMap<String, BlobName>) -> Record {
+pub(crate) fn record(parent: Option<CheckpointId>, step: u64, ram: Root, blobs: BTreeMap<String, BlobName>) -> Record {
     let part = PartState {
         name: "m1".into(),
         kind: PartKind::Machine,

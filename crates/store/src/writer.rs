@@ -8,7 +8,7 @@ use crate::{
     index::{Index, Location, Read},
     node::{Delta, Node, Stored},
     pack::{Kind, PackBuilder, Published, frame::BLOB_MAX},
-    refs,
+    refs, removed,
     store::Inner,
     table::{self, Change, Loaded, Nodes, NodesMut},
 };
@@ -273,18 +273,42 @@ impl Writer {
         }
         // Here for an early answer; what counts is the same question in the transaction.
         check_parent(&inner, &*inner.index.read()?, &reference, record)?;
-        let hold = Hold::ahead(&self.store, id)?;
-        let published = self.builder.publish(&id, &bytes, &inner.shelf())?;
+        self.enter(&id, &bytes, |write| {
+            check_parent(&inner, write, &reference, record)?;
+            inner.index.put(write, &inner.index.refs, &reference, id.as_bytes())
+        })
+    }
+
+    /// Makes a checkpoint durable that was taken elsewhere, whose record has these bytes. No branch moves, and it may have been removed here before.
+    pub(crate) fn commit_copy(self, id: &CheckpointId, bytes: &[u8], record: &Record) -> Result<()> {
+        let inner = self.store.0.clone();
+        let index = &inner.index;
+        let enter = self.enter(id, bytes, |write| {
+            index.delete(write, &index.removed, id.as_bytes())?;
+            index.delete(write, &index.trash, id.as_bytes())?;
+            match &record.parent {
+                Some(parent) if !is_known(index, write, parent)? => removed::enter(index, write, parent, None),
+                _ => Ok(()),
+            }
+        });
+        enter.map(drop)
+    }
+
+    /// Makes the pack durable, and then in one transaction all that is in it, the record, and what is changed besides.
+    fn enter(mut self, id: &CheckpointId, bytes: &[u8], besides: impl FnOnce(&mut RwTxn<'_>) -> Result<()>) -> Result<Hold> {
+        self.snapshot = None;
+        let inner = self.store.0.clone();
+        let hold = Hold::ahead(&self.store, *id)?;
+        let published = self.builder.publish(id, bytes, &inner.shelf())?;
         let nodes = self.nodes;
         let mut entered = false;
         let committed = inner.index.write(|write| {
-            check_parent(&inner, write, &reference, record)?;
+            besides(write)?;
             // A collection removes packs that nothing names, and does so under this lock.
             std::fs::metadata(&published.path).map_err(Error::io("find", &published.path))?;
             let is_full = |name: &NodeName| nodes.get(name).is_some_and(|node| node.base.is_none());
             add_objects(&inner.index, write, &published, |name| if is_full(name) { Form::Full } else { Form::Delta })?;
-            inner.index.put(write, &inner.index.records, id.as_bytes(), &bytes)?;
-            inner.index.put(write, &inner.index.refs, &reference, id.as_bytes())?;
+            inner.index.put(write, &inner.index.records, id.as_bytes(), bytes)?;
             entered = true;
             Ok(())
         });
@@ -337,7 +361,7 @@ impl Writer {
     }
 
     /// Whether the node will be there for whoever reads this checkpoint. The cache cannot tell: what is in it may be gone from the store.
-    fn node_is_known(&self, name: &NodeName) -> Result<bool> {
+    pub(crate) fn node_is_known(&self, name: &NodeName) -> Result<bool> {
         let inner = &self.store.0;
         let stored = || inner.index.lasting(&*inner.index.read()?, &inner.index.nodes, name.as_bytes(), &Named("node", name.as_bytes()));
         Ok(self.nodes.contains_key(name) || stored()?.is_some())
@@ -420,11 +444,15 @@ fn check_parent(inner: &Inner, read: &heed::RoTxn<'_>, reference: &[u8], record:
         }
     }
     let Some(parent) = &record.parent else { return Ok(()) };
-    let is_known = index.get(read, &index.records, parent.as_bytes())?.is_some() || refs::parent_of_removed(index, read, parent)?.is_some();
-    if is_known {
+    if is_known(index, read, parent)? {
         return Ok(());
     }
     Err(Error::missing(format!("checkpoint {parent}, the parent of this one"), "it was removed, or belongs to another store"))
+}
+
+/// Whether a checkpoint is here, or was and is remembered.
+fn is_known(index: &Index, read: &heed::RoTxn<'_>, id: &CheckpointId) -> Result<bool> {
+    Ok(index.get(read, &index.records, id.as_bytes())?.is_some() || refs::parent_of_removed(index, read, id)?.is_some())
 }
 
 /// How a node is stored.

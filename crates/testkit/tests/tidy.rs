@@ -11,6 +11,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("linux", &[]),
     ("store", &["types"]),
+    ("remote", &["linux", "store"]),
     ("checkpoint", &["types"]),
     ("tracker", &["linux", "types"]),
     ("guest", &["types"]),
@@ -20,7 +21,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("net", &["checkpoint", "linux", "types", "vhost"]),
     ("experiment", &["checkpoint", "disk", "linux", "net", "store", "types", "vhost", "vm"]),
     ("timeline", &["experiment", "linux", "store", "types"]),
-    ("api", &["experiment", "linux", "store", "timeline", "types"]),
+    ("api", &["experiment", "linux", "remote", "store", "timeline", "types"]),
     ("cli", &["api"]),
 ];
 

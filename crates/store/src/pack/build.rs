@@ -113,17 +113,30 @@ impl PackBuilder {
 
     /// Ends the pack as it is, makes it durable and gives it its place below `shelf`.
     pub fn seal(mut self, shelf: &Path) -> Result<Published> {
+        let id = self.end()?;
+        let path = place(shelf, &id);
+        self.file.place(&path)?;
+        Ok(Published { id, path, contents: self.contents })
+    }
+
+    /// Ends the pack as it is, and hands its bytes over instead of keeping them.
+    pub fn into_bytes(mut self) -> Result<(PackId, Vec<u8>)> {
+        let id = self.end()?;
+        let bytes = self.file.read_all()?;
+        Ok((id, bytes))
+    }
+
+    /// Writes what comes behind the last frame.
+    fn end(&mut self) -> Result<PackId> {
         self.flush()?;
         let encoded = self.contents.encode();
         if encoded.len() as u64 > contents::CONTENTS_MAX {
             return Err(too_large());
         }
-        let (id, trailer) = contents::trailer(&encoded, self.end, self.sum);
+        let (id, trailer) = contents::trailer(&encoded, self.end, std::mem::take(&mut self.sum));
         self.file.write_at(&encoded, self.end)?;
         self.file.write_at(&trailer, self.end + encoded.len() as u64)?;
-        let path = place(shelf, &id);
-        self.file.place(&path)?;
-        Ok(Published { id, path, contents: self.contents })
+        Ok(id)
     }
 
     fn check(&self) -> Result<()> {

@@ -26,6 +26,7 @@ mod network;
 mod page_map;
 mod prune;
 mod randomness;
+mod remotes;
 mod replicated;
 mod soak;
 mod travel;

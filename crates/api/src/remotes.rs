@@ -1,0 +1,509 @@
+//! Remotes of a store, and copying checkpoints to and from them. None of it needs a keeper.
+
+use crate::{
+    convert::problem,
+    keeping, local,
+    values::{Activity, Experiment, ExperimentState, Problem},
+};
+use fermata_experiment::Stills;
+use fermata_remote::{Address, Connection, Sealed, Secret};
+pub use fermata_store::remote::RefName;
+use fermata_store::{
+    Progress, Record, Store,
+    remote::{CopyStage, PullOptions, PushOptions, Remote},
+};
+use fermata_types::CheckpointId;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+/// The remote that is meant when none is named and there are several.
+const ORIGIN: &str = "origin";
+/// Where a store remembers its remotes.
+const FILE: &str = "remotes.json";
+
+/// A remote by the name that it has here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteEntry {
+    /// Its name.
+    pub name: String,
+    /// Where it is.
+    pub address: String,
+    /// How fast bytes may travel there and back, a second; none: as fast as they can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// Whether what is there is encrypted.
+    #[serde(default)]
+    pub encryption: Encryption,
+}
+
+/// Whether what is at a remote can be read there.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Encryption {
+    /// By whoever can read the place.
+    #[default]
+    None,
+    /// By whoever knows a passphrase.
+    Passphrase,
+    /// By whoever has this file.
+    KeyFile(PathBuf),
+}
+
+/// What is to be copied.
+#[derive(Debug, Clone, Default)]
+pub struct CopyRequest {
+    /// The name or the address of the remote; none: the only one, or `origin`.
+    pub remote: Option<String>,
+    /// The experiment.
+    pub experiment: String,
+    /// Branches, tags, or checkpoints by their ids; none: every branch and tag. Those before them come along.
+    pub names: Vec<String>,
+    /// How fast, in bytes a second, instead of what the remote's entry says.
+    pub limit_bytes: Option<u64>,
+    /// Transfers at a time.
+    pub jobs: usize,
+    /// Move branches and tags that are elsewhere, too.
+    pub force: bool,
+    /// Leave out the pages of golden images when pushing.
+    pub without_images: bool,
+    /// What the remote is encrypted with, if that is a passphrase.
+    pub passphrase: Option<String>,
+    /// What the remote is encrypted with, where only its address is known.
+    pub key_file: Option<PathBuf>,
+}
+
+/// What was copied.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Copied {
+    /// The remote's address.
+    pub remote: String,
+    /// The experiment.
+    pub experiment: String,
+    /// Checkpoints that are there now and were not.
+    pub checkpoints: u64,
+    /// Packs that travelled.
+    pub packs: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// What became of each branch and tag.
+    pub refs: Vec<CopiedRef>,
+}
+
+/// What became of a branch or a tag.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CopiedRef {
+    /// Which one.
+    #[serde(flatten)]
+    pub name: RefName,
+    /// Where it is on the side from which was copied.
+    pub checkpoint: CheckpointId,
+    /// What became of it on the other.
+    pub outcome: Outcome,
+}
+
+/// What became of a branch or a tag on the other side.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It was there already, or further.
+    Same,
+    /// It was not there.
+    New,
+    /// It was moved along its line, or because that was forced.
+    Moved,
+    /// It is elsewhere there, and was left; what was copied can be reached by its ids.
+    Left {
+        /// Where it is there.
+        at: CheckpointId,
+    },
+}
+
+/// All remotes of a store.
+pub fn remotes(store: &Path) -> Result<Vec<RemoteEntry>, Problem> {
+    let path = store.join(FILE);
+    match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(Problem::new(format!("cannot read {}: {error}", path.display()))),
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
+            Problem::new(format!("{} is damaged: {error}; put it back from a copy, or remove it and add the remotes again", path.display()))
+        }),
+    }
+}
+
+/// How a remote is encrypted, as far as one can tell: by its entry, or by what is there. Where no entry tells, a key file is believed to be its key.
+pub fn encryption(store: &Path, request: &CopyRequest) -> Result<Encryption, Problem> {
+    let entry = entry(store, request)?;
+    if !entry.name.is_empty() {
+        return Ok(entry.encryption);
+    }
+    let is_sealed = Sealed::is_sealed(&reach(&entry, request)?).map_err(|error| unreachable(&entry, &error))?;
+    Ok(match (is_sealed, &request.key_file) {
+        (false, _) => Encryption::None,
+        (true, None) => Encryption::Passphrase,
+        (true, Some(file)) => Encryption::KeyFile(absolute(file)?),
+    })
+}
+
+fn absolute(file: &Path) -> Result<PathBuf, Problem> {
+    file.canonicalize().map_err(|error| Problem::new(format!("cannot find the key file {}: {error}", file.display())))
+}
+
+/// Gives a place a name here. Nothing is asked of it yet.
+pub fn add(store: &Path, entry: RemoteEntry) -> Result<RemoteEntry, Problem> {
+    let address = address(&entry.address)?;
+    let encryption = match &entry.encryption {
+        Encryption::KeyFile(file) => Encryption::KeyFile(absolute(file)?),
+        other => other.clone(),
+    };
+    if entry.name.is_empty() || entry.name.contains(|letter: char| letter == '/' || letter == ':' || letter.is_whitespace()) {
+        return Err(Problem::new(format!("\"{}\" is no name for a remote: it would be taken for an address", entry.name)));
+    }
+    let _made = Store::open(store).map_err(problem)?;
+    let mut all = remotes(store)?;
+    if let Some(known) = all.iter().find(|known| known.name == entry.name) {
+        return Err(Problem::new(format!("{} is {} already: `fermata remote rm {0}` forgets it", known.name, known.address)));
+    }
+    let entry = RemoteEntry { address: address.to_string(), encryption, ..entry };
+    all.push(entry.clone());
+    write(store, &all)?;
+    Ok(entry)
+}
+
+/// Forgets a remote. What is there stays.
+pub fn forget(store: &Path, name: &str) -> Result<RemoteEntry, Problem> {
+    let mut all = remotes(store)?;
+    let place = all.iter().position(|known| known.name == name).ok_or_else(|| no_remote(name, &all))?;
+    let entry = all.remove(place);
+    write(store, &all)?;
+    Ok(entry)
+}
+
+fn write(store: &Path, all: &[RemoteEntry]) -> Result<(), Problem> {
+    let path = store.join(FILE);
+    let written = || -> io::Result<()> {
+        let mut file = tempfile::NamedTempFile::new_in(store)?;
+        serde_json::to_writer_pretty(&mut file, all)?;
+        file.as_file().sync_all()?;
+        file.persist(&path)?;
+        fs::File::open(store)?.sync_all()
+    };
+    written().map_err(|error| Problem::new(format!("cannot write {}: {error}", path.display())))
+}
+
+/// Copies checkpoints to a remote. `busy` is told how far it is.
+pub fn push(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity)) -> Result<Copied, Problem> {
+    let (opened, remote) = (local::open(store)?, connect(store, request)?);
+    let remote = &*remote;
+    if entry(store, request)?.name.is_empty() && opened.remote_experiments(remote).is_err() {
+        // So that nobody forgets to say whether what is there can be read there.
+        return Err(Problem::new(format!("{remote} has no checkpoints yet: `fermata remote add NAME {remote}` begins there")));
+    }
+    let experiment = request.experiment.as_str();
+    let here = refs(&opened, experiment)?;
+    let records = opened.records().map_err(problem)?;
+    let parents: HashMap<_, _> = records.iter().map(|(id, record)| (*id, record.parent)).collect();
+    let (wanted, named) = chosen(request, &here, |text| opened.resolve(text, Some(experiment)).map_err(problem))?;
+    let ids: BTreeSet<_> = wanted.iter().flat_map(|id| line(&parents, *id)).collect();
+    // Parents before children, so that what is there is of use even if it does not come to an end.
+    let ids: Vec<_> = records.iter().map(|(id, _)| *id).filter(|id| ids.contains(id)).collect();
+    if ids.is_empty() {
+        return Err(Problem::new(format!("there is no checkpoint of {experiment} to push: `fermata checkpoint` takes one")));
+    }
+    let _images = if request.without_images { Vec::new() } else { images(&opened, &records, &ids, busy)? };
+    let options = PushOptions { jobs: request.jobs, images: !request.without_images };
+    let pushed =
+        opened.push(remote, &ids, &options, &mut |stage, progress| busy(activity(stage, "sending", "pages", progress))).map_err(problem)?;
+    let there = opened.remote_refs(remote, experiment).map_err(problem)?;
+    let mut copied = Copied {
+        remote: remote.to_string(),
+        experiment: experiment.to_owned(),
+        checkpoints: pushed.checkpoints,
+        packs: pushed.packs,
+        bytes: pushed.bytes,
+        refs: Vec::new(),
+    };
+    for (name, id) in named {
+        let before = there.get(&name).copied();
+        let mut outcome = outcome(&name, id, before, &parents, request.force);
+        if matches!(outcome, Outcome::New | Outcome::Moved)
+            && !opened.set_remote_ref(remote, experiment, &name, before.as_ref(), &id).map_err(problem)?
+        {
+            // Somebody else was faster; whoever pushes again is told where it is.
+            outcome = Outcome::Left { at: before.unwrap_or(id) };
+        }
+        copied.refs.push(CopiedRef { name, checkpoint: id, outcome });
+    }
+    Ok(copied)
+}
+
+/// Opens the golden images that these checkpoints stand on: pages that lie there are sent from there.
+fn images(
+    store: &Store,
+    records: &[(CheckpointId, Record)],
+    ids: &[CheckpointId],
+    busy: &mut dyn FnMut(Activity),
+) -> Result<Vec<Stills>, Problem> {
+    let mut report = |what: &str, Progress { done, total }: Progress| {
+        busy(Activity { what: what.to_owned(), done, total, unit: "bytes".to_owned() });
+    };
+    let (mut seen, mut open) = (BTreeSet::new(), Vec::new());
+    for (id, record) in records.iter().filter(|(id, _)| ids.contains(id)) {
+        if record.images.iter().filter(|image| seen.insert(**image)).count() > 0 {
+            open.push(Stills::open(store, id, &mut report).map_err(problem)?);
+        }
+    }
+    Ok(open)
+}
+
+/// Copies checkpoints from a remote. Branches that a live run grows stay where they are. `busy` is told how far it is.
+pub fn pull(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity)) -> Result<Copied, Problem> {
+    let (opened, remote) = (Store::open(store).map_err(problem)?, connect(store, request)?);
+    let remote = &*remote;
+    let experiment = request.experiment.as_str();
+    let there = opened.remote_refs(remote, experiment).map_err(problem)?;
+    let all = opened.remote_checkpoints(remote, experiment).map_err(problem)?;
+    let by_id = |text: &str| match all.iter().filter(|id| id.to_string().starts_with(text)).collect::<Vec<_>>().as_slice() {
+        [only] => Ok(**only),
+        [] => Err(Problem::new(format!("{remote} has no checkpoint \"{text}\" of {experiment}"))),
+        _ => Err(Problem::new(format!("\"{text}\" fits several checkpoints on {remote}: give more digits"))),
+    };
+    let (wanted, named) = chosen(request, &there, by_id)?;
+    // All of the lines, or all that is there where nothing is named: what no branch leads to as well.
+    let ids = if request.names.is_empty() { all.clone() } else { opened.remote_lines(remote, experiment, &wanted).map_err(problem)? };
+    if ids.is_empty() {
+        return Err(Problem::new(format!("{remote} has no checkpoint of {experiment}")));
+    }
+    let options = PullOptions { jobs: request.jobs };
+    let pulled = opened
+        .pull(remote, experiment, &ids, &options, &mut |stage, progress| busy(activity(stage, "fetching", "bytes", progress)))
+        .map_err(problem)?;
+    let here = refs(&opened, experiment)?;
+    let parents: HashMap<_, _> = opened.records().map_err(problem)?.into_iter().map(|(id, record)| (id, record.parent)).collect();
+    let living = living(&keeping::experiments(Some(store))?, experiment);
+    let mut copied = Copied {
+        remote: remote.to_string(),
+        experiment: experiment.to_owned(),
+        checkpoints: pulled.checkpoints,
+        packs: pulled.packs,
+        bytes: pulled.bytes,
+        refs: Vec::new(),
+    };
+    for (name, id) in named {
+        let before = here.get(&name).copied();
+        let mut outcome = outcome(&name, id, before, &parents, request.force);
+        match (&name, &outcome) {
+            (RefName::Branch(branch), Outcome::Moved) if living.contains(branch) => outcome = Outcome::Left { at: before.unwrap_or(id) },
+            (RefName::Branch(branch), Outcome::New | Outcome::Moved) => opened.set_branch(experiment, branch, &id).map_err(problem)?,
+            (RefName::Tag(tag), Outcome::New) => opened.tag(experiment, tag, &id).map_err(problem)?,
+            (RefName::Tag(tag), Outcome::Moved) => {
+                opened.untag(experiment, tag).and_then(|()| opened.tag(experiment, tag, &id)).map_err(problem)?;
+            }
+            (_, Outcome::Same | Outcome::Left { .. }) => {}
+        }
+        copied.refs.push(CopiedRef { name, checkpoint: id, outcome });
+    }
+    Ok(copied)
+}
+
+/// The experiments that a remote has checkpoints of.
+pub fn experiments_on(store: &Path, request: &CopyRequest) -> Result<Vec<String>, Problem> {
+    let opened = Store::open(store).map_err(problem)?;
+    opened.remote_experiments(&*connect(store, request)?).map_err(problem)
+}
+
+/// The remote that is meant.
+fn entry(store: &Path, request: &CopyRequest) -> Result<RemoteEntry, Problem> {
+    let all = remotes(store)?;
+    let named = |text: &str| all.iter().find(|known| known.name == text || known.address == text);
+    let unnamed =
+        |address: &str| RemoteEntry { name: String::new(), address: address.to_owned(), limit_bytes: None, encryption: Encryption::None };
+    match &request.remote {
+        Some(text) => match named(text) {
+            Some(entry) => Ok(entry.clone()),
+            None if text.contains('/') => Ok(unnamed(text)),
+            None => Err(no_remote(text, &all)),
+        },
+        None => match (all.as_slice(), named(ORIGIN)) {
+            ([only], _) => Ok(only.clone()),
+            (_, Some(origin)) => Ok(origin.clone()),
+            ([], None) => Err(Problem::new("this store has no remote: `fermata remote add origin ADDRESS` gives it one")),
+            (several, None) => {
+                let names: Vec<_> = several.iter().map(|known| known.name.as_str()).collect();
+                Err(Problem::new(format!("this store has several remotes: say which of {}", names.join(", "))))
+            }
+        },
+    }
+}
+
+fn reach(entry: &RemoteEntry, request: &CopyRequest) -> Result<Connection, Problem> {
+    let address = address(&entry.address)?;
+    Connection::open(&address, request.limit_bytes.or(entry.limit_bytes)).map_err(|error| unreachable(entry, &error))
+}
+
+fn connect(store: &Path, request: &CopyRequest) -> Result<Box<dyn Remote>, Problem> {
+    let entry = entry(store, request)?;
+    let place = reach(&entry, request)?;
+    let failed = |error: io::Error| unreachable(&entry, &error);
+    let secret = match (encryption(store, request)?, &request.passphrase) {
+        (Encryption::None, _) if Sealed::is_sealed(&place).map_err(failed)? => {
+            let what = format!(
+                "{} is encrypted: `fermata remote rm {}`, and add it again with its passphrase or key file",
+                entry.address, entry.name
+            );
+            return Err(Problem::new(what));
+        }
+        (Encryption::None, _) => return Ok(Box::new(place)),
+        (Encryption::KeyFile(path), _) => Secret::read(&path).map_err(failed)?,
+        (Encryption::Passphrase, Some(words)) => Secret::Passphrase(words.clone()),
+        (Encryption::Passphrase, None) => {
+            return Err(Problem::new(format!("{} is encrypted: set FERMATA_PASSPHRASE, or name its --key-file", entry.address)));
+        }
+    };
+    Ok(Box::new(Sealed::open(place, &secret).map_err(failed)?))
+}
+
+fn unreachable(entry: &RemoteEntry, error: &io::Error) -> Problem {
+    Problem::new(format!("cannot use {}: {error}", entry.address))
+}
+
+fn address(text: &str) -> Result<Address, Problem> {
+    text.parse().map_err(|error: String| Problem::new(error))
+}
+
+fn no_remote(name: &str, all: &[RemoteEntry]) -> Problem {
+    let names: Vec<_> = all.iter().map(|known| known.name.as_str()).collect();
+    Problem::new(match names.as_slice() {
+        [] => format!("there is no remote \"{name}\", and no other: `fermata remote add {name} ADDRESS` makes one"),
+        _ => format!("there is no remote \"{name}\"; there is {}", names.join(", ")),
+    })
+}
+
+type Refs = BTreeMap<RefName, CheckpointId>;
+
+fn refs(store: &Store, experiment: &str) -> Result<Refs, Problem> {
+    let branches = store.branches(experiment).map_err(problem)?.into_iter().map(|(name, id)| (RefName::Branch(name), id));
+    let tags = store.tags(experiment).map_err(problem)?.into_iter().map(|(name, id)| (RefName::Tag(name), id));
+    Ok(branches.chain(tags).collect())
+}
+
+/// The checkpoints that are asked for, and the branches and tags among what is.
+fn chosen(
+    request: &CopyRequest,
+    refs: &Refs,
+    by_id: impl Fn(&str) -> Result<CheckpointId, Problem>,
+) -> Result<(Vec<CheckpointId>, Vec<(RefName, CheckpointId)>), Problem> {
+    if request.names.is_empty() {
+        let named: Vec<_> = refs.iter().map(|(name, id)| (name.clone(), *id)).collect();
+        return Ok((named.iter().map(|(_, id)| *id).collect(), named));
+    }
+    let (mut ids, mut named) = (Vec::new(), Vec::new());
+    for text in &request.names {
+        let found: Vec<_> =
+            [RefName::Tag(text.clone()), RefName::Branch(text.clone())].into_iter().filter(|name| refs.contains_key(name)).collect();
+        if found.is_empty() {
+            ids.push(by_id(text)?);
+        }
+        for name in found {
+            ids.push(refs[&name]);
+            named.push((name.clone(), refs[&name]));
+        }
+    }
+    Ok((ids, named))
+}
+
+/// A checkpoint and those before it.
+fn line(parents: &HashMap<CheckpointId, Option<CheckpointId>>, from: CheckpointId) -> impl Iterator<Item = CheckpointId> {
+    std::iter::successors(parents.contains_key(&from).then_some(from), |id| parents[id].filter(|parent| parents.contains_key(parent)))
+}
+
+/// What becomes of a branch or tag that is at `id` on one side, and at `before` on the other.
+fn outcome(
+    name: &RefName,
+    id: CheckpointId,
+    before: Option<CheckpointId>,
+    parents: &HashMap<CheckpointId, Option<CheckpointId>>,
+    force: bool,
+) -> Outcome {
+    let Some(before) = before else { return Outcome::New };
+    let is_branch = matches!(name, RefName::Branch(_));
+    if before == id || is_branch && line(parents, before).any(|ancestor| ancestor == id) {
+        return if force && before != id { Outcome::Moved } else { Outcome::Same };
+    }
+    match force || is_branch && line(parents, id).any(|ancestor| ancestor == before) {
+        true => Outcome::Moved,
+        false => Outcome::Left { at: before },
+    }
+}
+
+/// Branches of an experiment that live runs grow.
+fn living(known: &[Experiment], experiment: &str) -> BTreeSet<String> {
+    let living = known.iter().filter(|known| known.name == experiment && known.state == ExperimentState::Running);
+    living.flat_map(|known| &known.runs).map(|run| run.branch.clone()).collect()
+}
+
+fn activity(stage: CopyStage, transfer: &str, unit: &str, progress: Progress) -> Activity {
+    let (what, unit) = match stage {
+        CopyStage::Look => ("looking what is there", "packs"),
+        CopyStage::Compare => ("comparing", "checkpoints"),
+        CopyStage::Transfer => (transfer, unit),
+        CopyStage::Enter => ("storing", "checkpoints"),
+        _ => ("copying", "steps"),
+    };
+    Activity { what: what.to_owned(), done: progress.done, total: progress.total, unit: unit.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(number: u8) -> CheckpointId {
+        CheckpointId([number; 32])
+    }
+
+    #[test]
+    fn branches_move_along_their_lines_and_tags_stay() {
+        // 1 - 2 - 3, and 4 beside 3.
+        let parents = [(id(1), None), (id(2), Some(id(1))), (id(3), Some(id(2))), (id(4), Some(id(2)))].into();
+        let (branch, tag) = (RefName::Branch("main".into()), RefName::Tag("good".into()));
+        let check = |name: &RefName, at: u8, before: Option<u8>, force: bool, expected: Outcome| {
+            assert_eq!(outcome(name, id(at), before.map(id), &parents, force), expected, "{name:?} {at} {before:?} {force}");
+        };
+        check(&branch, 3, None, false, Outcome::New);
+        check(&branch, 3, Some(3), false, Outcome::Same);
+        check(&branch, 3, Some(1), false, Outcome::Moved);
+        check(&branch, 1, Some(3), false, Outcome::Same);
+        check(&branch, 1, Some(3), true, Outcome::Moved);
+        check(&branch, 3, Some(4), false, Outcome::Left { at: id(4) });
+        check(&branch, 3, Some(4), true, Outcome::Moved);
+        // A checkpoint that is not here leads nowhere.
+        check(&branch, 3, Some(9), false, Outcome::Left { at: id(9) });
+        check(&tag, 3, Some(1), false, Outcome::Left { at: id(1) });
+        check(&tag, 3, Some(3), false, Outcome::Same);
+        check(&tag, 3, Some(1), true, Outcome::Moved);
+    }
+
+    #[test]
+    fn remotes_are_remembered() {
+        let place = tempfile::tempdir().unwrap();
+        let entry = |name: &str, address: &str| RemoteEntry {
+            name: name.into(),
+            address: address.into(),
+            limit_bytes: Some(5),
+            encryption: Encryption::None,
+        };
+        assert_eq!(remotes(place.path()).unwrap(), []);
+        add(place.path(), entry("origin", "s3://bucket/a/")).unwrap();
+        add(place.path(), entry("other", "/somewhere")).unwrap();
+        assert!(add(place.path(), entry("origin", "/x")).unwrap_err().message.contains("s3://bucket/a already"));
+        assert!(add(place.path(), entry("a/b", "/x")).unwrap_err().message.contains("no name"));
+        assert!(add(place.path(), entry("ftp", "ftp://x")).unwrap_err().message.contains("s3://BUCKET"));
+        assert_eq!(remotes(place.path()).unwrap(), [entry("origin", "s3://bucket/a"), entry("other", "/somewhere")]);
+        assert!(forget(place.path(), "none").unwrap_err().message.contains("origin, other"));
+        forget(place.path(), "origin").unwrap();
+        assert_eq!(remotes(place.path()).unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,259 @@
+//! `fermata push`, `fermata pull` and `fermata clone`: copies checkpoints to another place, and from one.
+
+use super::{Context, Result};
+use crate::{
+    complete,
+    out::{Failure, Paint, Style},
+    pick,
+    progress::Meter,
+    text,
+};
+use clap::Args;
+use fermata_api::{
+    local,
+    remotes::{self, Copied, CopiedRef, CopyRequest, Encryption, Outcome, RefName, RemoteEntry},
+    spec::ByteSize,
+    values::Problem,
+};
+use std::{
+    io::IsTerminal,
+    path::{Path, PathBuf},
+};
+
+/// Copy checkpoints to a remote
+///
+/// Only what the remote lacks travels: pages that any checkpoint there has are not sent again. A checkpoint can be seen there once all of it is there, and what was
+/// sent before an interruption is not sent again. Branches move along their lines; one that is elsewhere on the remote is left, and the exit status is 1.
+/// The machines go on meanwhile.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  fermata push
+  fermata push nas main --limit 20M
+  fermata push /mnt/usb/fermata known-good")]
+pub struct Push {
+    #[command(flatten)]
+    what: What,
+    /// Do not send pages of golden images; who pulls needs the images
+    #[arg(long)]
+    no_images: bool,
+}
+
+/// Copy checkpoints from a remote
+///
+/// Only what this store lacks travels. All that comes is checked before it is believed, and what was fetched before an interruption is not fetched again. Branches move
+/// along their lines; one that is elsewhere here, or that a run grows, is left, and the exit status is 1.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  fermata pull
+  fermata pull nas main -e replicas
+  fermata pull origin 3f2a9c1b -e replicas")]
+pub struct Pull {
+    #[command(flatten)]
+    what: What,
+}
+
+/// Copy all checkpoints of a place into this store, and remember the place
+///
+/// The same as `fermata remote add origin ADDRESS` and `fermata pull` of each experiment that is there.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  fermata clone s3://my-bucket/fermata
+  fermata clone /mnt/nas/fermata --store /srv/fermata -e replicas")]
+pub struct Clone {
+    /// s3://BUCKET/PREFIX, or the path of a directory
+    address: String,
+    /// The name that the place has here from now on
+    #[arg(long, value_name = "NAME", default_value = "origin")]
+    name: String,
+    #[command(flatten)]
+    pace: Pace,
+}
+
+#[derive(Debug, Args)]
+struct What {
+    /// The name of the remote, or an address [default: the only one, or origin]
+    remote: Option<String>,
+    /// Branches, tags, or checkpoints by the beginnings of their ids, with those before them [default: every branch and tag]
+    #[arg(value_name = "NAME", add = complete::checkpoints())]
+    names: Vec<String>,
+    /// Move branches and tags that are elsewhere on the other side, too
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    pace: Pace,
+}
+
+#[derive(Debug, Args)]
+struct Pace {
+    /// How many bytes a second may travel: 50M [default: what `fermata remote add` was told]
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<ByteSize>,
+    /// Transfers at a time
+    #[arg(short, long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
+    jobs: u8,
+    /// What the remote is encrypted with, if it was not named with it; a passphrase is taken from $FERMATA_PASSPHRASE, or asked for
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+}
+
+impl Pace {
+    fn request(self) -> CopyRequest {
+        let passphrase = std::env::var("FERMATA_PASSPHRASE").ok().filter(|words| !words.is_empty());
+        let limit_bytes = self.limit.map(ByteSize::bytes);
+        CopyRequest { limit_bytes, jobs: self.jobs.into(), key_file: self.key_file, passphrase, ..CopyRequest::default() }
+    }
+}
+
+/// Asks for the passphrase that is needed and not there.
+fn with_passphrase(store: &Path, mut request: CopyRequest) -> std::result::Result<CopyRequest, Failure> {
+    let may_be_asked = request.passphrase.is_none() && std::io::stdin().is_terminal();
+    if may_be_asked && remotes::encryption(store, &request)? == Encryption::Passphrase {
+        let asked = rpassword::prompt_password("passphrase of the remote: ");
+        request.passphrase = Some(asked.map_err(|error| Problem::new(format!("cannot read a passphrase: {error}")))?);
+    }
+    Ok(request)
+}
+
+impl What {
+    fn request(self, experiment: String) -> CopyRequest {
+        CopyRequest { remote: self.remote, experiment, names: self.names, force: self.force, ..self.pace.request() }
+    }
+}
+
+impl Push {
+    pub fn run(self, context: &Context) -> Result {
+        let stored = pick::stored(context)?;
+        let request = CopyRequest { without_images: self.no_images, ..self.what.request(stored.experiment) };
+        let request = with_passphrase(&stored.store, request)?;
+        let meter = Meter::new(&context.out, "comparing");
+        let copied = remotes::push(&stored.store, &request, &mut |activity| meter.show(&activity))?;
+        drop(meter);
+        tell(context, &copied, "sent")
+    }
+}
+
+impl Pull {
+    pub fn run(self, context: &Context) -> Result {
+        let store = local::store_path(context.global.store.clone());
+        let mut request = with_passphrase(&store, self.what.request(String::new()))?;
+        request.experiment = match context.experiment() {
+            Some(name) => name.to_owned(),
+            None => only_one(remotes::experiments_on(&store, &request)?)?,
+        };
+        let meter = Meter::new(&context.out, "comparing");
+        let copied = remotes::pull(&store, &request, &mut |activity| meter.show(&activity))?;
+        drop(meter);
+        tell(context, &copied, "fetched")
+    }
+}
+
+impl Clone {
+    pub fn run(self, context: &Context) -> Result {
+        let store = local::store_path(context.global.store.clone());
+        let request = CopyRequest { remote: Some(self.address.clone()), ..self.pace.request() };
+        let request = with_passphrase(&store, request)?;
+        let all = remotes::experiments_on(&store, &request)?;
+        let encryption = remotes::encryption(&store, &request)?;
+        remotes::add(&store, RemoteEntry { name: self.name, address: self.address, limit_bytes: request.limit_bytes, encryption })?;
+        let wanted = all.into_iter().filter(|name| context.experiment().is_none_or(|wanted| wanted == name));
+        let mut copied = Vec::new();
+        for experiment in wanted {
+            let meter = Meter::new(&context.out, "comparing");
+            copied.push(remotes::pull(&store, &CopyRequest { experiment, ..request.clone() }, &mut |activity| meter.show(&activity))?);
+        }
+        let out = &context.out;
+        out.answer(&copied, |style| {
+            copied
+                .iter()
+                .map(|copied| if out.quiet { format!("{}\n", copied.experiment) } else { text(copied, "fetched", style) })
+                .collect()
+        })?;
+        Ok(u8::from(copied.iter().any(is_left)))
+    }
+}
+
+fn only_one(names: Vec<String>) -> std::result::Result<String, Failure> {
+    match names.as_slice() {
+        [only] => Ok(only.clone()),
+        [] => Err(Problem::new("nothing is there yet: `fermata push` puts checkpoints there").into()),
+        several => {
+            Err(Problem::new(format!("several experiments are there: say which with -e NAME, one of {}", several.join(", "))).into())
+        }
+    }
+}
+
+fn tell(context: &Context, copied: &Copied, verb: &str) -> Result {
+    let out = &context.out;
+    out.answer(copied, |style| match out.quiet {
+        true => String::new(),
+        false => text(copied, verb, style),
+    })?;
+    Ok(u8::from(is_left(copied)))
+}
+
+fn is_left(copied: &Copied) -> bool {
+    copied.refs.iter().any(|name| matches!(name.outcome, Outcome::Left { .. }))
+}
+
+fn text(copied: &Copied, verb: &str, style: &Style) -> String {
+    let Copied { remote, experiment, checkpoints, packs, bytes, refs } = copied;
+    let mut lines = format!(
+        "{}: {} {verb}, {} in {} ({})\n",
+        style.paint(Paint::Name, &text::harmless(experiment)),
+        text::several(*checkpoints, "checkpoint"),
+        text::bytes(*bytes),
+        text::several(*packs, "pack"),
+        text::harmless(remote)
+    );
+    for CopiedRef { name, checkpoint, outcome } in refs {
+        let name = match name {
+            RefName::Branch(name) => name.clone(),
+            RefName::Tag(name) => format!("#{name}"),
+        };
+        let (name, id) = (text::harmless(&name), checkpoint.short());
+        lines += &match outcome {
+            Outcome::Same => continue,
+            Outcome::New => format!("  {name} is new, at {id}\n"),
+            Outcome::Moved => format!("  {name} moved to {id}\n"),
+            Outcome::Left { at } => {
+                let left = format!(
+                    "  {name} was left at {}: {id} is not on its line, or a run grows it; --force moves it all the same\n",
+                    at.short()
+                );
+                style.paint(Paint::Bad, &left)
+            }
+        };
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::samples::id;
+
+    #[test]
+    fn what_was_copied_is_told() {
+        let of = |name, checkpoint, outcome| CopiedRef { name, checkpoint: id(checkpoint), outcome };
+        let refs = vec![
+            of(RefName::Branch("main".into()), 3, Outcome::Moved),
+            of(RefName::Branch("old".into()), 1, Outcome::Same),
+            of(RefName::Branch("what-if".into()), 4, Outcome::Left { at: id(9) }),
+            of(RefName::Tag("good".into()), 2, Outcome::New),
+        ];
+        let mut copied = Copied { remote: "/nas".into(), experiment: "tryout".into(), checkpoints: 3, packs: 1, bytes: 5 << 20, refs };
+        let expected = "\
+tryout: 3 checkpoints sent, 5.0 MiB in 1 pack (/nas)
+  main moved to 030303030303
+  what-if was left at 090909090909: 040404040404 is not on its line, or a run grows it; --force moves it all the same
+  #good is new, at 020202020202
+";
+        assert_eq!(text(&copied, "sent", &Style::default()), expected);
+        assert!(is_left(&copied));
+        copied.refs.remove(2);
+        assert!(!is_left(&copied));
+    }
+}

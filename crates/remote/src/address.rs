@@ -1,0 +1,66 @@
+//! What people call places.
+
+use std::{fmt, path::PathBuf, str::FromStr};
+
+/// A place that checkpoints are copied to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// A directory of this host, or of one that it has mounted: `/backup/fermata`, `file:///backup/fermata`.
+    Directory(PathBuf),
+    /// S3, or what speaks like it: `s3://bucket/prefix`.
+    S3 {
+        /// The bucket. It has to be there.
+        bucket: String,
+        /// What the names of all objects begin with; may be empty.
+        prefix: String,
+    },
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let forms = "write s3://BUCKET/PREFIX or the absolute path of a directory";
+        match text.split_once("://") {
+            Some(("s3", rest)) => {
+                let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+                let address = Self::S3 { bucket: bucket.to_owned(), prefix: prefix.trim_matches('/').to_owned() };
+                if bucket.is_empty() { Err(format!("\"{text}\" names no bucket; {forms}")) } else { Ok(address) }
+            }
+            Some(("file", rest)) if rest.starts_with('/') => Ok(Self::Directory(rest.into())),
+            None if text.starts_with('/') => Ok(Self::Directory(text.into())),
+            _ => Err(format!("\"{text}\" is no place that checkpoints can be copied to; {forms}")),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Directory(path) => path.display().fmt(f),
+            Self::S3 { bucket, prefix } if prefix.is_empty() => write!(f, "s3://{bucket}"),
+            Self::S3 { bucket, prefix } => write!(f, "s3://{bucket}/{prefix}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_what_is_meant() {
+        for (text, told) in [
+            ("/backup/fermata", "/backup/fermata"),
+            ("file:///backup", "/backup"),
+            ("s3://bucket", "s3://bucket"),
+            ("s3://bucket/a/b/", "s3://bucket/a/b"),
+        ] {
+            assert_eq!(text.parse::<Address>().map(|address| address.to_string()), Ok(told.to_owned()), "{text}");
+        }
+        for text in ["", "backup", "s3://", "s3:///a", "https://host/a", "ftp://host/a", "file://a"] {
+            let refused = text.parse::<Address>().expect_err(text);
+            assert!(refused.contains("s3://BUCKET/PREFIX"), "{refused}");
+        }
+    }
+}

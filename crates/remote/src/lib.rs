@@ -1,0 +1,232 @@
+//! Places that a store is copied to and from: object storage, directories.
+//!
+//! - [`Address`]: what a person calls such a place
+//! - [`Connection`]: a place, reached; it implements [`Remote`] on `object_store`
+//! - [`Sealed`]: a place of which its owner can read nothing
+//! - `limit`: how fast bytes may travel
+//!
+//! This room moves objects, and knows no checkpoints: what they are called and what is in them is the affair of `fermata_store::remote`.
+
+mod address;
+mod limit;
+mod sealed;
+#[cfg(test)]
+mod tests;
+
+pub use address::Address;
+pub use sealed::{Sealed, Secret};
+
+use fermata_store::remote::Remote;
+use futures_util::TryStreamExt as _;
+use limit::Limit;
+use object_store::{
+    ClientOptions, Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload, RetryConfig,
+    UpdateVersion, aws::AmazonS3Builder, local::LocalFileSystem, path::Path as Name,
+};
+use std::{
+    fmt, fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::runtime::Runtime;
+
+/// A place that is tried again and again for so long is gone.
+const RETRY: Duration = Duration::from_secs(60);
+const RETRIES: usize = 8;
+/// Of a request, once it is connected.
+const STALLED: Duration = Duration::from_secs(60);
+/// What is sent at once where there is a limit: the least that S3 takes as a part.
+const PART: usize = 5 << 20;
+
+/// Chooses whose ciphers TLS is spoken with in this process. Every HTTP client asks for that when it is made, even one that speaks no TLS.
+pub fn choose_ciphers() {
+    // Somebody else may have chosen already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+/// A place for objects, reached.
+pub struct Connection {
+    address: Address,
+    place: Arc<dyn ObjectStore>,
+    base: Name,
+    /// Where it is a directory of this host.
+    directory: Option<PathBuf>,
+    runtime: Runtime,
+    limit: Option<Limit>,
+}
+
+impl Connection {
+    /// Reaches a place, and moves at most so many bytes a second each way. S3's keys, region and endpoint come from the environment, under the names that
+    /// its other clients use (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL`).
+    ///
+    /// Nothing is asked of it yet. A directory is made if there is none.
+    pub fn open(address: &Address, bytes_per_second: Option<u64>) -> io::Result<Self> {
+        choose_ciphers();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let retry = RetryConfig { max_retries: RETRIES, retry_timeout: RETRY, ..RetryConfig::default() };
+        let client = ClientOptions::new().with_timeout(STALLED).with_allow_http(true);
+        let (place, base, directory): (Arc<dyn ObjectStore>, _, _) = match address {
+            Address::Directory(path) => {
+                fs::create_dir_all(path)?;
+                let place = LocalFileSystem::new_with_prefix(path).map_err(told)?.with_fsync(true);
+                (Arc::new(place), Name::default(), Some(path.clone()))
+            }
+            Address::S3 { bucket, prefix } => {
+                let place = AmazonS3Builder::from_env().with_bucket_name(bucket).with_client_options(client).with_retry(retry).build();
+                (Arc::new(place.map_err(told)?), Name::from(prefix.as_str()), None)
+            }
+        };
+        Ok(Self { address: address.clone(), place, base, directory, runtime, limit: bytes_per_second.map(Limit::new) })
+    }
+
+    fn name(&self, object: &str) -> Name {
+        Name::from_iter(self.base.parts().chain(Name::from(object).parts()))
+    }
+
+    fn read(&self, object: &str, range: Option<GetRange>, most: u64) -> io::Result<Option<(Vec<u8>, UpdateVersion)>> {
+        let options = GetOptions { range, ..GetOptions::default() };
+        self.runtime.block_on(async {
+            let got = match self.place.get_opts(&self.name(object), options).await {
+                Err(Error::NotFound { .. }) => return Ok(None),
+                got => got.map_err(told)?,
+            };
+            let length = got.range.end - got.range.start;
+            if length > most {
+                return Err(io::Error::other(format!("it has {length} bytes, and may have {most}")));
+            }
+            let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
+            let mut bytes = Vec::with_capacity(length as usize);
+            let mut pieces = got.into_stream();
+            while let Some(piece) = pieces.try_next().await.map_err(told)? {
+                if let Some(limit) = &self.limit {
+                    tokio::time::sleep(limit.wait(piece.len())).await;
+                }
+                bytes.extend_from_slice(&piece);
+                if bytes.len() as u64 > most {
+                    return Err(io::Error::other("more bytes come than it has"));
+                }
+            }
+            Ok(Some((bytes, version)))
+        })
+    }
+
+    /// Writes it in parts, each when it may travel.
+    fn write_slowly(&self, limit: &Limit, object: &str, bytes: &[u8]) -> io::Result<()> {
+        self.runtime.block_on(async {
+            let mut upload = self.place.put_multipart(&self.name(object)).await.map_err(told)?;
+            for part in bytes.chunks(PART) {
+                tokio::time::sleep(limit.wait(part.len())).await;
+                if let Err(error) = upload.put_part(part.to_vec().into()).await {
+                    let _ = upload.abort().await;
+                    return Err(told(error));
+                }
+            }
+            upload.complete().await.map(drop).map_err(told)
+        })
+    }
+
+    /// Whether it was as it should be, and is changed now. Directories have no such request: whoever changes a ref of one holds a lock meanwhile.
+    fn swap_file(directory: &Path, object: &str, before: Option<&[u8]>, bytes: &[u8]) -> io::Result<bool> {
+        let lock = fs::OpenOptions::new().write(true).create(true).truncate(false).open(directory.join("lock"))?;
+        lock.lock()?;
+        let path = directory.join(object);
+        let now = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            read => Some(read?),
+        };
+        if now.as_deref() != before {
+            return Ok(false);
+        }
+        let parent = path.parent().expect("it lies in the directory");
+        fs::create_dir_all(parent)?;
+        let mut temp = tempfile::NamedTempFile::new_in(parent)?;
+        io::Write::write_all(&mut temp, bytes)?;
+        temp.as_file().sync_all()?;
+        temp.persist(&path)?;
+        fs::File::open(parent)?.sync_all()?;
+        Ok(true)
+    }
+}
+
+impl fmt::Display for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address.fmt(f)
+    }
+}
+
+impl Remote for Connection {
+    fn get(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.read(name, None, most)?.map(|(bytes, _)| bytes))
+    }
+
+    fn tail(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
+        // Not as a range from the end: servers differ in what they make of one that is longer than the object.
+        let length = match self.runtime.block_on(self.place.head(&self.name(name))) {
+            Err(Error::NotFound { .. }) => return Ok(None),
+            head => head.map_err(told)?.size,
+        };
+        let from = length.saturating_sub(most);
+        if from == 0 {
+            return self.get(name, most);
+        }
+        Ok(self.read(name, Some(GetRange::Bounded(from..length)), most)?.map(|(bytes, _)| bytes))
+    }
+
+    fn put(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
+        if let Some(limit) = &self.limit
+            && bytes.len() > PART
+        {
+            return self.write_slowly(limit, name, &bytes);
+        }
+        self.runtime.block_on(self.place.put(&self.name(name), PutPayload::from(bytes))).map(drop).map_err(told)
+    }
+
+    fn swap(&self, name: &str, before: Option<&[u8]>, bytes: Vec<u8>) -> io::Result<bool> {
+        if let Some(directory) = &self.directory {
+            return Self::swap_file(directory, name, before, &bytes);
+        }
+        let now = self.read(name, None, u64::MAX)?;
+        let (now, version) = now.map_or((None, None), |(bytes, version)| (Some(bytes), Some(version)));
+        if now.as_deref() != before {
+            return Ok(false);
+        }
+        let mode = version.map_or(PutMode::Create, PutMode::Update);
+        let object = self.name(name);
+        let options = PutOptions { mode, ..PutOptions::default() };
+        match self.runtime.block_on(self.place.put_opts(&object, bytes.into(), options)) {
+            Ok(_) => Ok(true),
+            Err(Error::Precondition { .. } | Error::AlreadyExists { .. }) => Ok(false),
+            Err(error) => Err(told(error)),
+        }
+    }
+
+    fn list(&self, prefix: &str) -> io::Result<Vec<(String, u64)>> {
+        let base = self.base.as_ref();
+        let within = |name: &Name| name.as_ref().strip_prefix(base).map(|rest| rest.trim_start_matches('/').to_owned());
+        self.runtime.block_on(async {
+            let prefix = self.name(prefix.trim_end_matches('/'));
+            let listed = self.place.list(Some(&prefix)).try_collect::<Vec<_>>().await;
+            match listed {
+                Err(Error::NotFound { .. }) => Ok(Vec::new()),
+                listed => {
+                    Ok(listed.map_err(told)?.into_iter().filter_map(|object| Some((within(&object.location)?, object.size))).collect())
+                }
+            }
+        })
+    }
+}
+
+/// What went wrong, with all of its causes: the innermost says most.
+fn told(error: Error) -> io::Error {
+    let mut text = error.to_string();
+    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(&error);
+    while let Some(inner) = cause {
+        let inner_text = inner.to_string();
+        if !text.contains(&inner_text) {
+            text = format!("{text}: {inner_text}");
+        }
+        cause = inner.source();
+    }
+    io::Error::other(text)
+}

@@ -1,0 +1,50 @@
+//! How fast bytes may travel.
+
+use fermata_linux::clock::monotonic;
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+/// So many bytes a second, all that travel together.
+#[derive(Debug)]
+pub(crate) struct Limit {
+    bytes_per_second: u64,
+    /// When the next byte may travel.
+    next: Mutex<Duration>,
+}
+
+impl Limit {
+    pub fn new(bytes_per_second: u64) -> Self {
+        Self { bytes_per_second: bytes_per_second.max(1), next: Mutex::default() }
+    }
+
+    /// For how long so many bytes have to wait. Their time is taken.
+    pub fn wait(&self, bytes: usize) -> Duration {
+        self.wait_at(monotonic(), bytes)
+    }
+
+    fn wait_at(&self, now: Duration, bytes: usize) -> Duration {
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = (*next).max(now);
+        *next = from + Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
+        // They have travelled when their time is over.
+        next.saturating_sub(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn in_the_long_run_it_is_kept() {
+        let (limit, mut now) = (Limit::new(1000), Duration::from_secs(5));
+        for _ in 0..100 {
+            now += limit.wait_at(now, 70);
+        }
+        assert_eq!(now.as_millis(), 12_000);
+        // What nobody used is not saved up.
+        assert_eq!(limit.wait_at(now + Duration::from_secs(60), 1000), Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,220 @@
+//! The same against each kind of place; S3 is a real server of it, over HTTP on this host.
+
+use super::*;
+use fermata_store::{
+    Cost, Record, Store, VerifyOptions,
+    remote::{PullOptions, PushOptions, RefName},
+};
+use fermata_types::{CheckpointId, PAGE_SIZE, PageBuf, PartKind, PartState, Root};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto::Builder,
+};
+use s3s::{auth::SimpleAuth, service::S3ServiceBuilder};
+use std::{net::SocketAddr, time::Instant};
+
+const KEY: &str = "AKIAIOSFODNN7EXAMPLE";
+const SECRET: &str = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY";
+const BUCKET: &str = "checkpoints";
+
+/// A server of S3, until it is dropped.
+struct Server {
+    runtime: Option<Runtime>,
+    at: SocketAddr,
+    _files: tempfile::TempDir,
+}
+
+impl Server {
+    fn begin() -> Self {
+        let files = tempfile::tempdir().unwrap();
+        fs::create_dir(files.path().join(BUCKET)).unwrap();
+        let mut service = S3ServiceBuilder::new(s3s_fs::FileSystem::new(files.path()).unwrap());
+        service.set_auth(SimpleAuth::from_single(KEY, SECRET));
+        let service = service.build();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let at = listener.local_addr().unwrap();
+        runtime.spawn(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                let service = service.clone();
+                tokio::spawn(async move {
+                    Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(socket), service).await.map_err(drop)
+                });
+            }
+        });
+        Self { runtime: Some(runtime), at, _files: files }
+    }
+
+    fn connect(&self, secret: &str, limit: Option<u64>) -> Connection {
+        let mut connection = Connection::open(&Address::Directory(self._files.path().join("unused")), limit).unwrap();
+        let builder = AmazonS3Builder::new()
+            .with_bucket_name(BUCKET)
+            .with_endpoint(format!("http://{}", self.at))
+            .with_region("us-east-1")
+            .with_access_key_id(KEY)
+            .with_secret_access_key(secret)
+            .with_allow_http(true)
+            .with_retry(RetryConfig { max_retries: 1, retry_timeout: Duration::from_secs(5), ..RetryConfig::default() });
+        connection.address = Address::S3 { bucket: BUCKET.into(), prefix: "a/b".into() };
+        connection.base = Name::from("a/b");
+        connection.directory = None;
+        connection.place = Arc::new(builder.build().unwrap());
+        connection
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.runtime.take().unwrap().shutdown_background();
+    }
+}
+
+fn on_each_kind(test: impl Fn(&Connection)) {
+    let directory = tempfile::tempdir().unwrap();
+    test(&Connection::open(&Address::Directory(directory.path().join("new/one")), None).unwrap());
+    let server = Server::begin();
+    test(&server.connect(SECRET, None));
+}
+
+#[test]
+fn objects_are_put_and_got() {
+    on_each_kind(|place| {
+        assert_eq!(place.get("packs/ab/one", 100).unwrap(), None);
+        assert_eq!(place.list("packs/").unwrap(), []);
+        place.put("packs/ab/one", b"0123456789".to_vec()).unwrap();
+        place.put("packs/ab/one", b"0123456789".to_vec()).unwrap();
+        place.put("packs/cd/two", vec![7; 6 << 20]).unwrap();
+        place.put("packsaddle", vec![]).unwrap();
+        assert_eq!(place.get("packs/ab/one", 10).unwrap().unwrap(), b"0123456789");
+        assert_eq!(place.get("packs/cd/two", 6 << 20).unwrap().unwrap(), vec![7; 6 << 20]);
+        assert!(place.get("packs/ab/one", 9).is_err());
+        assert_eq!(place.tail("packs/ab/one", 3).unwrap().unwrap(), b"789");
+        assert_eq!(place.tail("packs/ab/one", 300).unwrap().unwrap(), b"0123456789");
+        assert_eq!(place.tail("packs/ab/none", 3).unwrap(), None);
+        let mut listed = place.list("packs/").unwrap();
+        listed.sort();
+        assert_eq!(listed, [("packs/ab/one".to_owned(), 10), ("packs/cd/two".to_owned(), 6 << 20)]);
+    });
+}
+
+#[test]
+fn of_two_who_change_an_object_one_is_told() {
+    on_each_kind(|place| {
+        assert!(!place.swap("refs/a", Some(b"x"), b"1".to_vec()).unwrap());
+        assert!(place.swap("refs/a", None, b"1".to_vec()).unwrap());
+        assert!(!place.swap("refs/a", None, b"2".to_vec()).unwrap());
+        assert!(!place.swap("refs/a", Some(b"2"), b"3".to_vec()).unwrap());
+        assert!(place.swap("refs/a", Some(b"1"), b"2".to_vec()).unwrap());
+        assert_eq!(place.get("refs/a", 10).unwrap().unwrap(), b"2");
+        if place.directory.is_none() {
+            // The server of these tests looks first and writes then, so that of two at once both may be told yes. S3's own does not.
+            return;
+        }
+        // Many at once: each takes the number that it finds one further.
+        let number = || String::from_utf8(place.get("refs/n", 10).unwrap().unwrap()).unwrap();
+        place.put("refs/n", b"0".to_vec()).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..5 {
+                        loop {
+                            let now = number();
+                            let next = (now.parse::<u32>().unwrap() + 1).to_string();
+                            if place.swap("refs/n", Some(now.as_bytes()), next.into_bytes()).unwrap() {
+                                break;
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(number(), "20");
+    });
+}
+
+#[test]
+fn a_limit_is_kept() {
+    let server = Server::begin();
+    let place = server.connect(SECRET, Some(8 << 20));
+    let (bytes, began) = (vec![1; 12 << 20], Instant::now());
+    place.put("packs/large", bytes.clone()).unwrap();
+    // However slow the host is, it cannot be faster.
+    assert!(began.elapsed() >= Duration::from_millis(1400), "{:?}", began.elapsed());
+    let began = Instant::now();
+    assert_eq!(place.get("packs/large", 12 << 20).unwrap().unwrap(), bytes);
+    assert!(began.elapsed() >= Duration::from_millis(1400), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_wrong_key_and_a_server_that_is_gone_are_told() {
+    let server = Server::begin();
+    let error = server.connect("wrong", None).get("format", 10).unwrap_err().to_string();
+    assert!(error.contains("SignatureDoesNotMatch") || error.contains("403"), "{error}");
+    let place = server.connect(SECRET, None);
+    drop(server);
+    let error = place.put("packs/one", vec![1]).unwrap_err().to_string();
+    assert!(error.contains("onnect"), "{error}");
+}
+
+fn page(seed: u64) -> PageBuf {
+    let mut page = [seed as u8; PAGE_SIZE];
+    page[..8].copy_from_slice(&(seed + 1).to_le_bytes());
+    page
+}
+
+fn grow(store: &Store, parent: Option<CheckpointId>, step: u64) -> CheckpointId {
+    let base = parent.map_or(Root::empty(4000), |parent| store.record(&parent).unwrap().parts[0].tables["ram"]);
+    let mut writer = store.writer().unwrap();
+    let changes: Vec<_> = (0..40).map(|i| (i as u32 * 97, Some(writer.put_page(&page(step * 100 + i)).unwrap().0))).collect();
+    let ram = writer.update_table(&base, &changes).unwrap();
+    let part = PartState {
+        name: "m1".into(),
+        kind: PartKind::Machine,
+        tables: [("ram".to_owned(), ram)].into(),
+        blobs: [("devices".to_owned(), writer.put_blob(&step.to_le_bytes()).unwrap())].into(),
+        details: serde_json::Value::Null,
+    };
+    let record = Record {
+        parent,
+        experiment: "a lab/ä".replace('/', "-"),
+        branch: "main".into(),
+        message: None,
+        created_ns: step,
+        time_virtual_ns: step,
+        events: 0,
+        waiting: Vec::new(),
+        spec: serde_json::Value::Null,
+        parts: vec![part],
+        images: Vec::new(),
+        cost: Cost::default(),
+    };
+    writer.commit(&Record { experiment: record.experiment.replace(' ', "_"), ..record }).unwrap()
+}
+
+#[test]
+fn checkpoints_go_there_and_come_back() {
+    on_each_kind(|place| {
+        let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (store, other) = (Store::open(here.path()).unwrap(), Store::open(there.path()).unwrap());
+        let mut ids = Vec::new();
+        for step in 0..4 {
+            ids.push(grow(&store, ids.last().copied(), step));
+        }
+        let pushed = store.push(place, &ids, &PushOptions::default(), &mut |_, _| {}).unwrap();
+        assert_eq!((pushed.checkpoints, pushed.pages), (4, 160));
+        let experiments = other.remote_experiments(place).unwrap();
+        let [experiment] = experiments.as_slice() else { panic!("{experiments:?}") };
+        assert_eq!(experiment, &store.record(&ids[0]).unwrap().experiment);
+        let branch = RefName::Branch("what if".replace(' ', "-"));
+        assert!(store.set_remote_ref(place, experiment, &branch, None, &ids[3]).unwrap());
+        assert!(!store.set_remote_ref(place, experiment, &branch, None, &ids[2]).unwrap());
+        assert_eq!(other.remote_refs(place, experiment).unwrap(), [(branch, ids[3])].into());
+        let listed = other.remote_checkpoints(place, experiment).unwrap();
+        let pulled = other.pull(place, experiment, &listed, &PullOptions::default(), &mut |_, _| {}).unwrap();
+        assert_eq!(pulled.checkpoints, 4);
+        for id in &ids {
+            assert_eq!(other.record(id).unwrap(), store.record(id).unwrap());
+        }
+        assert!(other.verify(&VerifyOptions::default(), &mut |_, _| {}).unwrap().damage.is_empty());
+    });
+}

@@ -1,0 +1,271 @@
+//! Remote stores: checkpoints copied to a place that knows only names and bytes, such as object storage, and back.
+//!
+//! - `catalog`: what lies in the packs of a remote
+//! - `push`: packs what a remote lacks, and sends it
+//! - `pull`: fetches what this store lacks, and puts it through the writer like any checkpoint
+//!
+//! A remote has packs, records and refs, see `docs/formats/remote.md`. Its packs are made for the journey: each has what was missing when it was sent, and
+//! nothing else. An object is in a remote only once everything below it is; so where a node is found, nothing below it has to be looked for. That holds
+//! after a crash at any point, because pages go first, nodes follow from the leaves up, and the record goes last.
+//!
+//! How bytes travel, and how fast, is the affair of whoever implements [`Remote`].
+
+mod catalog;
+mod pull;
+mod push;
+#[cfg(test)]
+mod tests;
+
+pub use pull::{PullOptions, Pulled};
+pub use push::{PushOptions, Pushed};
+
+use crate::{Error, Record, Result, Store, pack::frame::RECORD_MAX};
+use fermata_types::CheckpointId;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{BTreeMap, HashSet},
+    fmt::Display,
+    io,
+    path::PathBuf,
+    sync::{
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
+};
+
+/// What the object [`FORMAT`] of a remote holds.
+const FORMAT_TEXT: &str = "fermata remote 1\n";
+const FORMAT: &str = "format";
+const FORMAT_MAX: u64 = 64;
+const REF_MAX: u64 = 80;
+
+/// A place for objects: names, with `/` between their parts, and bytes. An object is there whole or not at all.
+///
+/// Names are made of letters, digits and `. _ - =`. What a remote says is not believed: all that comes from it is checked against the hash that names it.
+pub trait Remote: Display + Sync {
+    /// What an object holds; none: there is no such object. Fails if there are more bytes than `most`.
+    fn get(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>>;
+
+    /// The last bytes of an object, at most so many.
+    fn tail(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>>;
+
+    /// Makes an object. If there is one of this name it holds the same, and either may stay.
+    fn put(&self, name: &str, bytes: Vec<u8>) -> io::Result<()>;
+
+    /// Makes an object, or changes the one that holds `before`; none: there is none. False if it is not so, because somebody else was faster.
+    fn swap(&self, name: &str, before: Option<&[u8]>, bytes: Vec<u8>) -> io::Result<bool>;
+
+    /// The names of all objects that begin with this one, which ends with a `/`, and how many bytes each has.
+    fn list(&self, prefix: &str) -> io::Result<Vec<(String, u64)>>;
+}
+
+/// What a copy is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum CopyStage {
+    /// Reads what lies in the packs of the remote; counts packs.
+    Look,
+    /// Compares; counts checkpoints.
+    Compare,
+    /// Sends or fetches; counts bytes when fetching, pages when sending.
+    Transfer,
+    /// Puts what was fetched into the store; counts checkpoints.
+    Enter,
+}
+
+/// What somebody calls a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RefName {
+    /// A branch ends there.
+    Branch(String),
+    /// A tag is on it.
+    Tag(String),
+}
+
+impl Store {
+    /// The checkpoints of an experiment on a remote.
+    pub fn remote_checkpoints(&self, remote: &dyn Remote, experiment: &str) -> Result<Vec<CheckpointId>> {
+        check_format(remote, false)?;
+        checkpoints_on(remote, experiment)
+    }
+
+    /// These checkpoints on a remote, and those before them that are there.
+    pub fn remote_lines(&self, remote: &dyn Remote, experiment: &str, ids: &[CheckpointId]) -> Result<Vec<CheckpointId>> {
+        let there: HashSet<_> = self.remote_checkpoints(remote, experiment)?.into_iter().collect();
+        let (mut line, mut seen) = (Vec::new(), HashSet::new());
+        for id in ids {
+            let mut at = Some(*id);
+            while let Some(id) = at.filter(|id| there.contains(id) && seen.insert(*id)) {
+                line.push(id);
+                at = record(remote, experiment, &id)?.0.parent;
+            }
+        }
+        Ok(line)
+    }
+
+    /// The experiments of which a remote has checkpoints.
+    pub fn remote_experiments(&self, remote: &dyn Remote) -> Result<Vec<String>> {
+        check_format(remote, false)?;
+        let names = list(remote, "records/")?;
+        let mut experiments: Vec<_> = names.iter().filter_map(|(name, _)| unescape(name.split_once('/')?.0)).collect();
+        experiments.sort();
+        experiments.dedup();
+        Ok(experiments)
+    }
+
+    /// Branches and tags of an experiment on a remote.
+    pub fn remote_refs(&self, remote: &dyn Remote, experiment: &str) -> Result<BTreeMap<RefName, CheckpointId>> {
+        let mut refs = BTreeMap::new();
+        for (kind, of) in [("b", RefName::Branch as fn(String) -> RefName), ("t", RefName::Tag)] {
+            let prefix = format!("refs/{}/{kind}/", escape(experiment));
+            for (name, _) in list(remote, &prefix)? {
+                let object = format!("{prefix}{name}");
+                let Some(bytes) = get(remote, &object, REF_MAX)? else { continue };
+                let name = unescape(&name).ok_or_else(|| damaged(remote, &object, "its name is none"))?;
+                refs.insert(of(name), parse_ref(remote, &object, &bytes)?);
+            }
+        }
+        Ok(refs)
+    }
+
+    /// Moves a branch or tag on a remote, or makes it, if it is still where it was `before`. False: somebody else moved it meanwhile.
+    pub fn set_remote_ref(
+        &self,
+        remote: &dyn Remote,
+        experiment: &str,
+        name: &RefName,
+        before: Option<&CheckpointId>,
+        id: &CheckpointId,
+    ) -> Result<bool> {
+        let (kind, name) = match name {
+            RefName::Branch(name) => ("b", name),
+            RefName::Tag(name) => ("t", name),
+        };
+        let object = format!("refs/{}/{kind}/{}", escape(experiment), escape(name));
+        let text = |id: &CheckpointId| format!("{id}\n").into_bytes();
+        let swapped = remote.swap(&object, before.map(text).as_deref(), text(id));
+        swapped.map_err(Error::io("write", &place(remote, &object)))
+    }
+}
+
+fn checkpoints_on(remote: &dyn Remote, experiment: &str) -> Result<Vec<CheckpointId>> {
+    let names = list(remote, &format!("records/{}/", escape(experiment)))?;
+    Ok(names.into_iter().filter_map(|(name, _)| name.parse().ok()).collect())
+}
+
+/// A record on a remote, and its bytes.
+fn record(remote: &dyn Remote, experiment: &str, id: &CheckpointId) -> Result<(Record, Vec<u8>)> {
+    let object = record_name(experiment, id);
+    let bytes = get(remote, &object, RECORD_MAX as u64)?
+        .ok_or_else(|| Error::missing(format!("checkpoint {id} on {remote}"), "`fermata log --remote` shows what is there"))?;
+    let record = Record::decode(&bytes, id, &place(remote, &object))?;
+    if record.experiment != experiment {
+        return Err(damaged(remote, &object, "it is of another experiment"));
+    }
+    Ok((record, bytes))
+}
+
+fn record_name(experiment: &str, id: &CheckpointId) -> String {
+    format!("records/{}/{id}", escape(experiment))
+}
+
+/// Whether a remote is one, of a version that we know. An empty place becomes one where that is allowed.
+fn check_format(remote: &dyn Remote, make: bool) -> Result<()> {
+    let path = place(remote, FORMAT);
+    match get(remote, FORMAT, FORMAT_MAX)? {
+        Some(bytes) if bytes == FORMAT_TEXT.as_bytes() => Ok(()),
+        Some(bytes) => {
+            let what = format!("the format {:?}", String::from_utf8_lossy(&bytes).trim_end());
+            Err(Error::Unsupported { path, what })
+        }
+        None if !make => {
+            Err(Error::missing(format!("checkpoints at {remote}"), "`fermata push` puts some there; look whether the address is right"))
+        }
+        // Another one who was as fast wrote the same.
+        None => remote.swap(FORMAT, None, FORMAT_TEXT.into()).map(drop).map_err(Error::io("write", &path)),
+    }
+}
+
+fn parse_ref(remote: &dyn Remote, object: &str, bytes: &[u8]) -> Result<CheckpointId> {
+    let id = std::str::from_utf8(bytes).ok().and_then(|text| text.strip_suffix('\n')?.parse().ok());
+    id.ok_or_else(|| damaged(remote, object, "it is no checkpoint's id"))
+}
+
+fn get(remote: &dyn Remote, object: &str, most: u64) -> Result<Option<Vec<u8>>> {
+    remote.get(object, most).map_err(Error::io("read", &place(remote, object)))
+}
+
+/// The names below a prefix, without it.
+fn list(remote: &dyn Remote, prefix: &str) -> Result<Vec<(String, u64)>> {
+    let listed = remote.list(prefix).map_err(Error::io("list", &place(remote, prefix)))?;
+    Ok(listed.into_iter().filter_map(|(name, bytes)| Some((name.strip_prefix(prefix)?.to_owned(), bytes))).collect())
+}
+
+/// What errors call an object.
+fn place(remote: &dyn Remote, object: &str) -> PathBuf {
+    PathBuf::from(format!("{remote}/{object}"))
+}
+
+fn damaged(remote: &dyn Remote, object: &str, detail: impl Into<String>) -> Error {
+    Error::corrupt(&place(remote, object), None, "what lies there", detail)
+}
+
+/// A name of a person's as a part of an object's: other bytes than letters, digits and `. _ -` become `=` and two digits.
+fn escape(name: &str) -> String {
+    let escaped = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' | b'.' => char::from(byte).to_string(),
+        _ => format!("={byte:02x}"),
+    };
+    name.bytes().map(escaped).collect()
+}
+
+fn unescape(name: &str) -> Option<String> {
+    let mut bytes = Vec::new();
+    let mut rest = name.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        rest = after;
+        if *first == b'=' {
+            let (digits, after) = rest.split_at_checked(2)?;
+            bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
+            rest = after;
+        } else {
+            bytes.push(*first);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// Does something with each of these, several at a time, and tells of each that is done. Ends at the first failure.
+fn in_parallel<T: Sync, R: Send>(
+    jobs: usize,
+    items: &[T],
+    work: impl Fn(&T) -> Result<R> + Sync,
+    mut done: impl FnMut(&T, R) -> Result<()>,
+) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        let (sender, receiver) = mpsc::sync_channel(jobs);
+        for _ in 0..jobs.min(items.len()) {
+            let (sender, next, work) = (sender.clone(), &next, &work);
+            scope.spawn(move || {
+                while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    // Nobody listens any more: somebody else failed.
+                    if sender.send((item, work(item))).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        for (item, result) in receiver {
+            done(item, result?)?;
+        }
+        Ok(())
+    })
+}
+
+/// Names of objects that are there, and of what.
+type Name = [u8; 32];

@@ -1,0 +1,120 @@
+//! What lies in the packs of a remote, by their tables of contents.
+
+use super::{Name, Remote, damaged, in_parallel, list, place};
+use crate::{
+    Error, Progress, Result, Store, hash,
+    pack::contents::{self, Contents, TRAILER},
+};
+use fermata_types::PackId;
+use std::{collections::HashMap, fs, path::PathBuf};
+
+/// The end of a pack that is fetched at first. It has the table of contents of most.
+const TAIL: u64 = 256 << 10;
+
+/// A pack on a remote.
+pub(super) struct RemotePack {
+    pub id: PackId,
+    /// Bytes of the object.
+    pub length: u64,
+    pub contents: Contents,
+}
+
+/// Where an object lies: pack, frame, and place in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub pack: u32,
+    pub frame: u32,
+    pub place: u16,
+}
+
+/// All packs of a remote as of one look.
+pub(super) struct Catalog {
+    pub packs: Vec<RemotePack>,
+    places: HashMap<Name, Place>,
+}
+
+impl Catalog {
+    /// Reads the tables of contents of all packs: those that were read before from a cache beside the store.
+    pub fn read(store: &Store, remote: &dyn Remote, jobs: usize, progress: &mut dyn FnMut(Progress)) -> Result<Self> {
+        let mut listed = Vec::new();
+        for (name, length) in list(remote, "packs/")? {
+            // What else lies there is none of ours.
+            if let Some(id) = name.strip_suffix(".pack").and_then(|id| id.rsplit('/').next()?.parse::<PackId>().ok()) {
+                listed.push((id, length));
+            }
+        }
+        let total = listed.len() as u64;
+        let mut catalog = Self { packs: Vec::new(), places: HashMap::new() };
+        let read = |(id, length): &(PackId, u64)| contents_of(store, remote, id, *length);
+        in_parallel(jobs, &listed, read, |(id, length), contents| {
+            catalog.add(RemotePack { id: *id, length: *length, contents });
+            progress(Progress { done: catalog.packs.len() as u64, total });
+            Ok(())
+        })?;
+        Ok(catalog)
+    }
+
+    fn add(&mut self, pack: RemotePack) {
+        let number = self.packs.len() as u32;
+        for (frame, entry) in (0..).zip(&pack.contents.entries) {
+            for (place, name) in (0..).zip(&entry.names) {
+                self.places.entry(*name).or_insert(Place { pack: number, frame, place });
+            }
+        }
+        self.packs.push(pack);
+    }
+
+    /// Where an object lies, if it is there.
+    pub fn find(&self, name: &Name) -> Option<Place> {
+        self.places.get(name).copied()
+    }
+
+    /// The names of all objects.
+    pub fn names(&self) -> impl Iterator<Item = &Name> {
+        self.places.keys()
+    }
+}
+
+/// What a pack is called on a remote.
+pub(super) fn pack_name(id: &PackId) -> String {
+    let text = id.to_string();
+    format!("packs/{}/{text}.pack", &text[..2])
+}
+
+/// The table of contents of a pack, checked against its id.
+fn contents_of(store: &Store, remote: &dyn Remote, id: &PackId, length: u64) -> Result<Contents> {
+    let cache = cache_of(store, id);
+    if let Some(contents) = fs::read(&cache).ok().and_then(|bytes| decode(&bytes, id)) {
+        return Ok(contents);
+    }
+    let object = pack_name(id);
+    let wrong = |detail: String| damaged(remote, &object, detail);
+    let tail = |most: u64| -> Result<Vec<u8>> {
+        let tail = remote.tail(&object, most).map_err(Error::io("read", &place(remote, &object)))?;
+        tail.ok_or_else(|| wrong("it was there a moment ago, and is gone".into()))
+    };
+    let mut end = tail(TAIL)?;
+    let trailer = end.last_chunk::<TRAILER>().ok_or_else(|| wrong("it is too short for a pack".into()))?;
+    let (at, bytes) = contents::check_trailer(trailer, id, length).map_err(wrong)?;
+    let wanted = bytes + TRAILER as u64;
+    if (end.len() as u64) < wanted {
+        end = tail(wanted)?;
+    }
+    let from = (end.len() as u64).checked_sub(wanted).ok_or_else(|| wrong("it ends before its table of contents".into()))? as usize;
+    let table = [&at.to_le_bytes()[..], &end[from..from + bytes as usize]].concat();
+    let contents = decode(&table, id).ok_or_else(|| wrong("its table of contents does not fit its name".into()))?;
+    // It is only a cache.
+    let _ = cache.parent().map(fs::create_dir_all).and_then(|made| made.and_then(|()| fs::write(&cache, &table)).ok());
+    Ok(contents)
+}
+
+/// Where a table lay in its pack (8 bytes), and the table.
+fn decode(bytes: &[u8], id: &PackId) -> Option<Contents> {
+    let (at, table) = bytes.split_first_chunk()?;
+    (hash::contents(table) == *id).then(|| Contents::decode(table, u64::from_le_bytes(*at)).ok()).flatten()
+}
+
+fn cache_of(store: &Store, id: &PackId) -> PathBuf {
+    let text = id.to_string();
+    store.path().join("remotes").join("contents").join(&text[..2]).join(text)
+}

@@ -1,0 +1,327 @@
+//! Sending checkpoints to a remote: what it lacks of them is packed anew and put there.
+
+use super::{
+    CopyStage, Name, Remote,
+    catalog::{Catalog, pack_name},
+    check_format, checkpoints_on, place, record_name,
+};
+use crate::{
+    Error, Progress, Record, Result, Store,
+    error::Named,
+    index::Location,
+    node::Stored,
+    pack::PackBuilder,
+    table::{Nodes as _, top_level},
+};
+use fermata_types::{BlobName, CheckpointId, NodeName, PAGE_SIZE, PackId, PageName, ZERO_PAGE};
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+};
+
+/// A pack is sent when it has so many bytes: large enough for the way, small enough to be sent again.
+const PACK_BYTES: u64 = 32 << 20;
+
+/// How to push.
+#[derive(Debug, Clone)]
+pub struct PushOptions {
+    /// Packs sent at a time.
+    pub jobs: usize,
+    /// Send pages of golden images, too. Else a checkpoint can be pulled only where its images are.
+    pub images: bool,
+}
+
+impl Default for PushOptions {
+    fn default() -> Self {
+        Self { jobs: 4, images: true }
+    }
+}
+
+/// What was pushed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Pushed {
+    /// Checkpoints that the remote has now and had not.
+    pub checkpoints: u64,
+    /// Pages that were sent.
+    pub pages: u64,
+    /// Packs that were made for it.
+    pub packs: u64,
+    /// Bytes that were sent, without records.
+    pub bytes: u64,
+}
+
+impl Store {
+    /// Puts checkpoints on a remote: only what it lacks travels, and a checkpoint can be seen there once all of it is there. Interrupted, it leaves packs
+    /// there that are not sent again.
+    ///
+    /// Golden images that pages lie in must be open, if these are to be sent.
+    pub fn push(
+        &self,
+        remote: &dyn Remote,
+        ids: &[CheckpointId],
+        options: &PushOptions,
+        progress: &mut dyn FnMut(CopyStage, Progress),
+    ) -> Result<Pushed> {
+        check_format(remote, true)?;
+        let _holds = ids.iter().map(|id| self.hold(id)).collect::<Result<Vec<_>>>()?;
+        let mut records = ids.iter().map(|id| Ok((*id, self.record(id)?))).collect::<Result<Vec<_>>>()?;
+        let experiments: HashSet<_> = records.iter().map(|(_, record)| record.experiment.clone()).collect();
+        for experiment in experiments {
+            let there: HashSet<_> = checkpoints_on(remote, &experiment)?.into_iter().collect();
+            records.retain(|(id, _)| !there.contains(id));
+        }
+        if records.is_empty() {
+            return Ok(Pushed::default());
+        }
+        let jobs = options.jobs.max(1);
+        let catalog = Catalog::read(self, remote, jobs, &mut |at| progress(CopyStage::Look, at))?;
+        let mut plan = Plan { store: self, images: options.images, there: catalog.names().copied().collect(), fresh: HashSet::new() };
+        let mut wanted = Vec::new();
+        for (done, (id, record)) in records.iter().enumerate() {
+            progress(CopyStage::Compare, Progress { done: done as u64, total: records.len() as u64 });
+            wanted.push(plan.wanted(id, record)?);
+        }
+        let total = wanted.iter().map(|wanted| wanted.pages.len() as u64).sum();
+        let uploads = Uploads { remote, most: jobs, state: Mutex::default(), changed: Condvar::new() };
+        thread::scope(|scope| {
+            for _ in 0..jobs {
+                scope.spawn(|| uploads.serve());
+            }
+            let mut push = Push { store: self, remote, uploads: &uploads, builder: None, told: Pushed::default() };
+            let sent = wanted.into_iter().try_for_each(|wanted| push.send(&wanted, total, progress));
+            uploads.close();
+            sent.map(|()| push.told)
+        })
+    }
+}
+
+/// What a remote lacks of a checkpoint.
+struct Wanted {
+    id: CheckpointId,
+    experiment: String,
+    pages: Vec<PageName>,
+    /// Those below a node come before it. Beside each one the base that it may be sent as a delta to: one that was there before.
+    nodes: Vec<(NodeName, Option<NodeName>)>,
+    blobs: Vec<BlobName>,
+}
+
+/// Finds out what is lacking.
+struct Plan<'a> {
+    store: &'a Store,
+    images: bool,
+    /// What the remote has, or will have once all that was planned is sent.
+    there: HashSet<Name>,
+    /// Of them the nodes of the checkpoint that is being planned.
+    fresh: HashSet<NodeName>,
+}
+
+impl Plan<'_> {
+    fn wanted(&mut self, id: &CheckpointId, record: &Record) -> Result<Wanted> {
+        let mut wanted = Wanted { id: *id, experiment: record.experiment.clone(), pages: Vec::new(), nodes: Vec::new(), blobs: Vec::new() };
+        self.fresh.clear();
+        for part in &record.parts {
+            for root in part.tables.values() {
+                if let Some(node) = root.node {
+                    self.below(&node, top_level(root)?, &mut wanted)?;
+                }
+            }
+            wanted.blobs.extend(part.blobs.values().filter(|blob| self.there.insert(blob.0)));
+        }
+        self.in_the_order_of_packs(&mut wanted.pages)?;
+        Ok(wanted)
+    }
+
+    fn below(&mut self, name: &NodeName, level: u8, wanted: &mut Wanted) -> Result<()> {
+        if !self.there.insert(name.0) {
+            return Ok(());
+        }
+        let loaded = self.store.0.load_level(name, level)?;
+        for (_, entry) in loaded.node.iter() {
+            match level {
+                // The page of zeros is named where one lies over a golden image's, and is stored nowhere.
+                0 if entry != ZERO_PAGE.0 && self.there.insert(entry) => wanted.pages.push(PageName(entry)),
+                0 => {}
+                _ => self.below(&NodeName(entry), level - 1, wanted)?,
+            }
+        }
+        self.fresh.insert(*name);
+        let was_there = |base: &NodeName| self.there.contains(&base.0) && !self.fresh.contains(base);
+        wanted.nodes.push((*name, loaded.base.filter(was_there)));
+        Ok(())
+    }
+
+    /// Pages that lie in one frame are read together. Those in golden images stay here, unless they are wanted, too.
+    fn in_the_order_of_packs(&self, pages: &mut Vec<PageName>) -> Result<()> {
+        let (inner, images) = (&self.store.0, self.images);
+        let read = inner.index.read()?;
+        let mut placed = Vec::with_capacity(pages.len());
+        for name in pages.drain(..) {
+            match inner.locate_page(&read, &name)? {
+                Location::Image { .. } if !images => {}
+                Location::Image { image, block } => placed.push((true, image, u64::from(block), 0, name)),
+                Location::Pack { pack, offset, place, .. } => placed.push((false, pack, offset, place, name)),
+            }
+        }
+        placed.sort_unstable();
+        pages.extend(placed.into_iter().map(|(.., name)| name));
+        Ok(())
+    }
+}
+
+/// Sends.
+struct Push<'a> {
+    store: &'a Store,
+    remote: &'a dyn Remote,
+    uploads: &'a Uploads<'a>,
+    builder: Option<PackBuilder>,
+    told: Pushed,
+}
+
+impl Push<'_> {
+    fn send(&mut self, wanted: &Wanted, total: u64, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
+        let mut content = [0; PAGE_SIZE];
+        for name in &wanted.pages {
+            self.store.read_page(name, &mut content)?;
+            self.builder()?.add_page(name, &content)?;
+            self.told.pages += 1;
+            self.seal_if(PACK_BYTES)?;
+            progress(CopyStage::Transfer, Progress { done: self.told.pages, total });
+        }
+        for name in &wanted.blobs {
+            let bytes = self.store.read_blob(name)?;
+            self.builder()?.add_blob(name, &bytes)?;
+            self.seal_if(PACK_BYTES)?;
+        }
+        // Nobody may see a node before what is below it is there.
+        self.seal_if(0)?;
+        self.uploads.settle()?;
+        for (name, base) in &wanted.nodes {
+            let bytes = self.node(name, base.as_ref())?;
+            self.builder()?.add_node(name, &bytes)?;
+            if self.seal_if(PACK_BYTES)? {
+                self.uploads.settle()?;
+            }
+        }
+        self.seal_if(0)?;
+        self.uploads.settle()?;
+        self.record(wanted)?;
+        self.told.checkpoints += 1;
+        Ok(())
+    }
+
+    /// A node in the form in which it is sent.
+    fn node(&self, name: &NodeName, base: Option<&NodeName>) -> Result<Vec<u8>> {
+        let inner = &self.store.0;
+        let (stored, _) = inner.stored_node(name)?;
+        Ok(match &stored {
+            // A collection may have given it another base, or none, since that was asked.
+            Stored::Delta(delta) if base == Some(&delta.base) => stored.encode(),
+            _ => Stored::encode_full(&inner.load(name)?.node),
+        })
+    }
+
+    fn record(&self, wanted: &Wanted) -> Result<()> {
+        let index = &self.store.0.index;
+        let bytes = {
+            let read = index.read()?;
+            let bytes = index.get(&read, &index.records, wanted.id.as_bytes())?;
+            let bytes = if bytes.is_some() { bytes } else { index.get(&read, &index.trash, wanted.id.as_bytes())? };
+            bytes
+                .map(<[u8]>::to_vec)
+                .ok_or_else(|| Error::missing(Named("checkpoint", wanted.id.as_bytes()).to_string(), "it was removed meanwhile"))?
+        };
+        let object = record_name(&wanted.experiment, &wanted.id);
+        self.remote.put(&object, bytes).map_err(Error::io("write", &place(self.remote, &object)))
+    }
+
+    fn builder(&mut self) -> Result<&mut PackBuilder> {
+        let inner = &self.store.0;
+        Ok(match &mut self.builder {
+            Some(builder) => builder,
+            none => none.insert(PackBuilder::new(inner.medium.clone(), &inner.path.join("tmp"))?),
+        })
+    }
+
+    /// Sends the pack if it has so many bytes.
+    fn seal_if(&mut self, least: u64) -> Result<bool> {
+        let Some(builder) = self.builder.take_if(|builder| builder.length() >= least) else { return Ok(false) };
+        let (id, bytes) = builder.into_bytes()?;
+        self.told.packs += 1;
+        self.told.bytes += bytes.len() as u64;
+        self.uploads.send(id, bytes)?;
+        Ok(true)
+    }
+}
+
+/// Packs on their way, several at a time.
+struct Uploads<'a> {
+    remote: &'a dyn Remote,
+    /// That wait at most.
+    most: usize,
+    state: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    packs: VecDeque<(PackId, Vec<u8>)>,
+    under_way: usize,
+    closed: bool,
+    error: Option<Error>,
+}
+
+impl Uploads<'_> {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait(&self, until: impl Fn(&Queue) -> bool) -> MutexGuard<'_, Queue> {
+        self.changed.wait_while(self.lock(), |queue| !until(queue)).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands a pack over; fails if one before it did.
+    fn send(&self, id: PackId, bytes: Vec<u8>) -> Result<()> {
+        let mut queue = self.wait(|queue| queue.packs.len() < self.most || queue.error.is_some());
+        if let Some(error) = queue.error.take() {
+            return Err(error);
+        }
+        queue.packs.push_back((id, bytes));
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Waits until all are there.
+    fn settle(&self) -> Result<()> {
+        let mut queue = self.wait(|queue| queue.error.is_some() || queue.packs.is_empty() && queue.under_way == 0);
+        queue.error.take().map_or(Ok(()), Err)
+    }
+
+    /// No more come, and those that wait are not sent.
+    fn close(&self) {
+        let mut queue = self.lock();
+        queue.packs.clear();
+        queue.closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Sends until it is closed.
+    fn serve(&self) {
+        loop {
+            let mut queue = self.wait(|queue| queue.closed || !queue.packs.is_empty());
+            let Some((id, bytes)) = queue.packs.pop_front() else { return };
+            queue.under_way += 1;
+            self.changed.notify_all();
+            drop(queue);
+            let object = pack_name(&id);
+            let sent = self.remote.put(&object, bytes).map_err(Error::io("write", &place(self.remote, &object)));
+            let mut queue = self.lock();
+            queue.under_way -= 1;
+            if let Err(error) = sent {
+                queue.error.get_or_insert(error);
+            }
+            self.changed.notify_all();
+        }
+    }
+}

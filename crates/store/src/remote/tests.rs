@@ -1,0 +1,439 @@
+//! Copies there and back, with faults at every step of the way, and remotes that lie.
+
+use super::*;
+use crate::{
+    CollectOptions, Removal, VerifyOptions,
+    tests::{Failing, grow, page, record},
+};
+use fermata_types::{Root, ZERO_PAGE};
+use proptest::prelude::*;
+use std::{
+    fs,
+    path::Path,
+    sync::{Arc, Mutex},
+};
+
+/// A directory that fails after so many requests, in the middle of writing.
+struct Place {
+    directory: tempfile::TempDir,
+    left: Mutex<Option<u32>>,
+    asked: AtomicUsize,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self { directory: tempfile::tempdir().unwrap(), left: Mutex::default(), asked: AtomicUsize::new(0) }
+    }
+
+    fn fail_after(&self, requests: Option<u32>) {
+        *self.left.lock().unwrap() = requests;
+    }
+
+    fn step(&self) -> io::Result<()> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        match &mut *self.left.lock().unwrap() {
+            None => Ok(()),
+            Some(0) => Err(io::Error::other("the line is cut")),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Every object whose name begins so.
+    fn objects(&self, prefix: &str) -> Vec<PathBuf> {
+        self.list(prefix).unwrap().into_iter().map(|(name, _)| self.path(&name)).collect()
+    }
+}
+
+impl Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the place")
+    }
+}
+
+impl Remote for Place {
+    fn get(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
+        self.step()?;
+        match fs::read(self.path(name)) {
+            Ok(bytes) if bytes.len() as u64 > most => Err(io::Error::other("too long")),
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn tail(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
+        let bytes = self.get(name, u64::MAX)?;
+        Ok(bytes.map(|bytes| bytes[bytes.len().saturating_sub(most as usize)..].to_vec()))
+    }
+
+    fn put(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
+        self.step()?;
+        fs::create_dir_all(self.path(name).parent().unwrap())?;
+        fs::write(self.path(name), bytes)
+    }
+
+    fn swap(&self, name: &str, before: Option<&[u8]>, bytes: Vec<u8>) -> io::Result<bool> {
+        let now = self.get(name, u64::MAX)?;
+        if now.as_deref() != before { Ok(false) } else { self.put(name, bytes).map(|()| true) }
+    }
+
+    fn list(&self, prefix: &str) -> io::Result<Vec<(String, u64)>> {
+        self.step()?;
+        let (mut found, mut left) = (Vec::new(), vec![self.path(prefix)]);
+        while let Some(directory) = left.pop() {
+            for entry in fs::read_dir(directory).into_iter().flatten() {
+                let path = entry?.path();
+                if path.is_dir() {
+                    left.push(path);
+                } else {
+                    let name = path.strip_prefix(self.directory.path()).unwrap().to_str().unwrap();
+                    found.push((name.to_owned(), path.metadata()?.len()));
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn store(directory: &Path) -> Store {
+    Store::open(directory).unwrap()
+}
+
+fn history(store: &Store, length: u64) -> Vec<CheckpointId> {
+    let mut ids = Vec::new();
+    for step in 0..length {
+        ids.push(grow(store, ids.last().copied(), step).unwrap());
+    }
+    ids
+}
+
+fn push(store: &Store, place: &Place, ids: &[CheckpointId]) -> Result<Pushed> {
+    store.push(place, ids, &PushOptions::default(), &mut |_, _| {})
+}
+
+fn pull(store: &Store, place: &Place, ids: &[CheckpointId]) -> Result<Pulled> {
+    store.pull(place, "lab", ids, &PullOptions::default(), &mut |_, _| {})
+}
+
+/// All that is said to be there is there, and whole.
+fn assert_whole(store: &Store) {
+    let report = store.verify(&VerifyOptions::default(), &mut |_, _| {}).unwrap();
+    assert!(report.damage.is_empty(), "{:?}", report.damage);
+}
+
+fn pages(store: &Store, id: &CheckpointId) -> Vec<(u32, [u8; 32])> {
+    let mut pages = Vec::new();
+    let root = store.record(id).unwrap().parts[0].tables["ram"];
+    store
+        .for_each_page(&root, &mut |page, name| {
+            pages.push((page, name.0));
+            Ok(())
+        })
+        .unwrap();
+    pages
+}
+
+#[test]
+fn only_what_is_lacking_travels() {
+    let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+    let (from, to) = (store(here.path()), store(there.path()));
+    let ids = history(&from, 3);
+    let first = push(&from, &place, &ids[..2]).unwrap();
+    assert_eq!((first.checkpoints, first.pages), (2, 80));
+    assert_eq!(push(&from, &place, &ids[..2]).unwrap(), Pushed::default());
+    let second = push(&from, &place, &ids).unwrap();
+    assert_eq!((second.checkpoints, second.pages), (1, 40));
+    // Every leaf changed, in one entry of forty: as deltas they take a fraction of what the first ones took.
+    assert!(second.bytes < first.bytes, "{second:?} {first:?}");
+    let pulled = pull(&to, &place, &ids[..1]).unwrap();
+    assert_eq!((pulled.checkpoints, to.records().unwrap().len()), (1, 1));
+    let pulled = pull(&to, &place, &ids).unwrap();
+    assert_eq!(pulled.checkpoints, 2);
+    assert_eq!(pull(&to, &place, &ids).unwrap(), Pulled::default());
+    for id in &ids {
+        assert_eq!(to.record(id).unwrap(), from.record(id).unwrap());
+        assert_eq!(pages(&to, id), pages(&from, id));
+    }
+    assert_whole(&to);
+    assert!(!to.path().join("remotes/incoming").exists());
+}
+
+/// Whatever is interrupted, what the remote shows can be pulled, and the next push completes it.
+#[test]
+fn a_push_may_fail_at_any_step() {
+    let here = tempfile::tempdir().unwrap();
+    let from = store(here.path());
+    let ids = history(&from, 3);
+    for steps in 0.. {
+        let place = Place::new();
+        place.fail_after(Some(steps));
+        let pushed = push(&from, &place, &ids);
+        place.fail_after(None);
+        if pushed.is_err() && place.path(FORMAT).exists() {
+            let there = tempfile::tempdir().unwrap();
+            let to = store(there.path());
+            let shown = to.remote_checkpoints(&place, "lab").unwrap();
+            assert!(shown.len() < ids.len(), "it failed and all is there");
+            assert_eq!(pull(&to, &place, &shown).unwrap().checkpoints, shown.len() as u64, "after {steps} steps");
+            assert_whole(&to);
+        }
+        let done = pushed.is_ok();
+        push(&from, &place, &ids).unwrap();
+        let there = tempfile::tempdir().unwrap();
+        let to = store(there.path());
+        assert_eq!(pull(&to, &place, &ids).unwrap().checkpoints, 3);
+        assert_whole(&to);
+        if done {
+            assert!(steps > 8, "only {steps} steps");
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_pull_may_fail_at_any_step_of_the_way() {
+    let (here, place) = (tempfile::tempdir().unwrap(), Place::new());
+    let from = store(here.path());
+    let ids = history(&from, 3);
+    push(&from, &place, &ids[..1]).unwrap();
+    push(&from, &place, &ids).unwrap();
+    for steps in 0.. {
+        let there = tempfile::tempdir().unwrap();
+        let to = store(there.path());
+        place.fail_after(Some(steps));
+        let pulled = pull(&to, &place, &ids);
+        place.fail_after(None);
+        assert_whole(&to);
+        if pulled.is_ok() {
+            assert!(steps > 5, "only {steps} steps");
+            return;
+        }
+        let before = to.records().unwrap().len() as u64;
+        assert_eq!(pull(&to, &place, &ids).unwrap().checkpoints, 3 - before);
+        assert_whole(&to);
+    }
+}
+
+#[test]
+fn a_pull_may_fail_at_any_step_of_the_disk() {
+    let (here, place) = (tempfile::tempdir().unwrap(), Place::new());
+    let from = store(here.path());
+    let ids = history(&from, 2);
+    push(&from, &place, &ids).unwrap();
+    for steps in 0.. {
+        let there = tempfile::tempdir().unwrap();
+        drop(store(there.path()));
+        let pulled = {
+            let to = Store::open_on(there.path(), Arc::new(Failing::after(None))).unwrap();
+            drop(to);
+            let failing = Arc::new(Failing::after(Some(steps)));
+            Store::open_on(there.path(), failing).and_then(|to| pull(&to, &place, &ids))
+        };
+        let to = store(there.path());
+        assert_whole(&to);
+        if pulled.is_ok() {
+            assert!(steps > 8, "only {steps} steps");
+            return;
+        }
+        let before = to.records().unwrap().len() as u64;
+        assert_eq!(pull(&to, &place, &ids).unwrap().checkpoints, 2 - before, "after {steps} steps: {pulled:?}");
+        assert_whole(&to);
+    }
+}
+
+/// A flipped bit anywhere in what a remote has, and an object that is cut off, are found before anything is entered.
+#[test]
+fn a_remote_that_lies_is_found_out() {
+    let (here, place) = (tempfile::tempdir().unwrap(), Place::new());
+    let from = store(here.path());
+    let ids = history(&from, 2);
+    push(&from, &place, &ids).unwrap();
+    let attempt = |what: &str| {
+        let there = tempfile::tempdir().unwrap();
+        let to = store(there.path());
+        let pulled = pull(&to, &place, &ids);
+        assert_whole(&to);
+        for (id, _) in to.records().unwrap() {
+            assert_eq!(pages(&to, &id), pages(&from, &id), "{what}");
+        }
+        pulled
+    };
+    let mut refused = 0;
+    for object in place.objects("") {
+        let good = fs::read(&object).unwrap();
+        let step = (good.len() / 60).max(1);
+        for at in (0..good.len()).step_by(step) {
+            let mut bad = good.clone();
+            bad[at] ^= 1 << (at % 8);
+            fs::write(&object, &bad).unwrap();
+            let pulled = attempt(&format!("{} at {at}", object.display()));
+            // What a bit of the checksum or of compressed data means may be nothing.
+            refused += u32::from(pulled.is_err());
+        }
+        for length in [0, 1, good.len() / 2, good.len() - 1] {
+            fs::write(&object, &good[..length]).unwrap();
+            let error = attempt(&format!("{} cut at {length}", object.display())).expect_err("it is cut off").to_string();
+            assert!(error.contains("the place"), "{error}");
+        }
+        fs::write(&object, &good).unwrap();
+    }
+    assert!(refused > 100, "only {refused} lies were found");
+    attempt("as it was").unwrap();
+}
+
+#[test]
+fn what_lies_elsewhere_than_it_says_is_found_out() {
+    let (here, place) = (tempfile::tempdir().unwrap(), Place::new());
+    let from = store(here.path());
+    let ids = history(&from, 2);
+    push(&from, &place, &ids[..1]).unwrap();
+    push(&from, &place, &ids).unwrap();
+    // One pack in another's place, and one record in another's.
+    for prefix in ["packs/", "records/"] {
+        let objects = place.objects(prefix);
+        let [a, b] = [&objects[0], &objects[1]];
+        let (in_a, in_b) = (fs::read(a).unwrap(), fs::read(b).unwrap());
+        fs::write(a, &in_b).unwrap();
+        let there = tempfile::tempdir().unwrap();
+        let to = store(there.path());
+        assert!(pull(&to, &place, &ids).is_err());
+        assert_whole(&to);
+        fs::write(a, &in_a).unwrap();
+    }
+    fs::remove_file(&place.objects("packs/")[0]).unwrap();
+    let there = tempfile::tempdir().unwrap();
+    let error = pull(&store(there.path()), &place, &ids).unwrap_err().to_string();
+    assert!(error.contains("push that checkpoint again"), "{error}");
+}
+
+/// Disks name the page of zeros where their golden image has something else; nobody has it.
+#[test]
+fn a_page_of_zeros_needs_not_travel() {
+    let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+    let (from, to) = (store(here.path()), store(there.path()));
+    let mut writer = from.writer().unwrap();
+    let changes = [(5, Some(writer.put_page(&page(1)).unwrap().0)), (9, Some(ZERO_PAGE))];
+    let ram = writer.update_table(&Root::empty(4000), &changes).unwrap();
+    let id = writer.commit(&record(None, 1, ram, BTreeMap::new())).unwrap();
+    assert_eq!(push(&from, &place, &[id]).unwrap().pages, 1);
+    assert_eq!(pull(&to, &place, &[id]).unwrap().checkpoints, 1);
+    assert_eq!(pages(&to, &id), pages(&from, &id));
+}
+
+/// A checkpoint comes without those before it, which may follow, or are remembered as removed.
+#[test]
+fn one_comes_alone_and_its_parent_later() {
+    let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+    let (from, to) = (store(here.path()), store(there.path()));
+    let ids = history(&from, 3);
+    push(&from, &place, &ids).unwrap();
+    pull(&to, &place, &ids[2..]).unwrap();
+    assert_eq!(to.record(&ids[2]).unwrap().parent, None);
+    to.set_branch("lab", "main", &ids[2]).unwrap();
+    let grown = grow(&to, Some(ids[2]), 7).unwrap();
+    pull(&to, &place, &ids[1..]).unwrap();
+    assert_eq!(to.record(&ids[2]).unwrap().parent, Some(ids[1]));
+    assert_eq!(to.record(&grown).unwrap().parent, Some(ids[2]));
+    pull(&to, &place, &ids).unwrap();
+    assert_eq!(to.record(&ids[1]).unwrap().parent, Some(ids[0]));
+    assert_whole(&to);
+    // What was taken here goes back.
+    assert_eq!(push(&to, &place, &[grown]).unwrap().checkpoints, 1);
+    assert_eq!(pull(&from, &place, &[grown]).unwrap().checkpoints, 1);
+    assert_eq!(pages(&from, &grown), pages(&to, &grown));
+}
+
+#[test]
+fn what_was_removed_comes_back_for_good() {
+    let (here, place) = (tempfile::tempdir().unwrap(), Place::new());
+    let from = store(here.path());
+    let ids = history(&from, 3);
+    push(&from, &place, &ids).unwrap();
+    from.remove(&Removal { checkpoints: ids.clone(), ..Removal::default() }).unwrap();
+    from.collect(&CollectOptions::default(), &mut |_, _| {}).unwrap();
+    assert_eq!(from.records().unwrap().len(), 0);
+    assert_eq!(pull(&from, &place, &ids).unwrap().checkpoints, 3);
+    from.collect(&CollectOptions { rewrite_below: 100, ..CollectOptions::default() }, &mut |_, _| {}).unwrap();
+    assert_whole(&from);
+    drop(from);
+    assert_eq!(Store::rebuild_index(here.path()).unwrap().checkpoints, 3);
+    let from = store(here.path());
+    assert_eq!(from.records().unwrap().len(), 3);
+    assert_whole(&from);
+}
+
+#[test]
+fn another_directory_is_not_taken_for_a_remote() {
+    let (here, place) = (tempfile::tempdir().unwrap(), Place::new());
+    let from = store(here.path());
+    let ids = history(&from, 1);
+    let error = from.remote_experiments(&place).unwrap_err().to_string();
+    assert!(error.contains("the place") && error.contains("fermata push"), "{error}");
+    fs::write(place.path(FORMAT), "fermata remote 9\n").unwrap();
+    for error in [push(&from, &place, &ids).unwrap_err(), pull(&from, &place, &ids).unwrap_err()] {
+        assert!(matches!(&error, Error::Unsupported { what, .. } if what.contains("fermata remote 9")), "{error}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn names_survive(name in "\\PC{0,40}") {
+        let escaped = escape(&name);
+        prop_assert!(escaped.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-=".contains(&byte)), "{}", escaped);
+        prop_assert_eq!(unescape(&escaped), Some(name));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    /// Two stores grow one experiment on branches of their own, and tell each other through one remote.
+    #[test]
+    fn two_stores_share_a_remote(steps in prop::collection::vec((any::<bool>(), 0..3u8), 1..14)) {
+        let (a, b, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+        let stores = [store(a.path()), store(b.path())];
+        let mut grown: [Vec<CheckpointId>; 2] = Default::default();
+        let mut shown: Vec<CheckpointId> = Vec::new();
+        for (step, (which, what)) in (0..).zip(steps) {
+            let store = &stores[usize::from(which)];
+            let own = &mut grown[usize::from(which)];
+            match what {
+                0 => {
+                    // From wherever it stands: its own newest, or the newest that it knows of the other's.
+                    let parent = shown.last().copied().filter(|id| step % 3 == 0 && store.record(id).is_ok()).or(own.last().copied());
+                    if let Some(parent) = parent {
+                        store.set_branch("lab", "main", &parent).unwrap();
+                    }
+                    own.push(grow(store, parent, step + 50 * u64::from(which)).unwrap());
+                }
+                1 => {
+                    push(store, &place, own).unwrap();
+                    shown.extend(own.iter().filter(|id| !shown.contains(*id)).copied().collect::<Vec<_>>());
+                }
+                _ if shown.is_empty() => {}
+                _ => {
+                    pull(store, &place, &shown).unwrap();
+                }
+            }
+        }
+        for (store, own) in stores.iter().zip(&grown) {
+            push(store, &place, own).unwrap();
+        }
+        let all: Vec<_> = grown.concat();
+        for store in &stores {
+            if !all.is_empty() {
+                pull(store, &place, &all).unwrap();
+            }
+            assert_whole(store);
+        }
+        for id in &all {
+            prop_assert_eq!(pages(&stores[0], id), pages(&stores[1], id));
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Checkpoints copied to a remote beside a running guest, into another store, and back; a push that is killed. About a minute.
+
+use fermata_testkit::{
+    Cli,
+    cli::{array, await_that, count, end, kill, string},
+    guests,
+};
+use serde_json::Value;
+use std::{fs, path::Path, time::Duration};
+
+const SOON: Duration = Duration::from_secs(120);
+
+/// A checkpoint of a guest that has this word in its memory and on its disk.
+fn marked(cli: &Cli, word: &str) -> String {
+    cli.shell("m1", &format!("echo {word} > /tmp/word; echo {word} > /disk/word; sync"));
+    cli.checkpoint(word)
+}
+
+#[track_caller]
+fn has(cli: &Cli, word: &str) {
+    assert_eq!(cli.shell("m1", "cat /tmp/word /disk/word"), format!("{word}\n{word}"));
+}
+
+fn ids(cli: &Cli) -> Vec<String> {
+    let mut ids: Vec<_> =
+        array(&cli.json(&["log", "-e", "copied"])).iter().map(|checkpoint| string(&checkpoint["id"]).to_owned()).collect();
+    ids.sort();
+    ids
+}
+
+/// Bytes of all packs below a directory.
+fn bytes(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.map(|entry| if entry.path().is_dir() { bytes(&entry.path()) } else { entry.metadata().map_or(0, |file| file.len()) }).sum()
+}
+
+fn outcome<'a>(copied: &'a Value, kind: &str, name: &str) -> &'a Value {
+    array(&copied["refs"]).iter().find(|copied| copied[kind] == *name).map_or(&Value::Null, |copied| &copied["outcome"])
+}
+
+#[test]
+fn a_machine_goes_on_from_a_copy() {
+    let (mut here, mut there) = (Cli::new(), Cli::new());
+    let place = here.path().join("place");
+    let place = place.to_str().expect("a name in UTF-8");
+    let more = format!("    image: {}\n", here.disk().display());
+    here.write("machine.yaml", &guests::tiny("copied", "fermata.run=tick fermata.disk=rw", &more));
+    here.ok(&["up", "machine.yaml"]);
+    marked(&here, "first");
+    let second = marked(&here, "second");
+    here.ok(&["tag", &second, "good"]);
+    here.fails(&["push", place], 1, &["fermata remote add NAME"]);
+    here.fails(&["remote", "add", "origin", place], 2, &["--passphrase", "--plain"]);
+    here.ok(&["remote", "add", "origin", place, "--passphrase"]);
+    here.fails(&["push"], 1, &["FERMATA_PASSPHRASE"]);
+    here.set("FERMATA_PASSPHRASE", "correct horse battery staple");
+
+    let pushed = here.json(&["push"]);
+    assert_eq!((count(&pushed["checkpoints"]), outcome(&pushed, "branch", "main")), (2, &Value::from("new")), "{pushed}");
+    let first_bytes = count(&pushed["bytes"]);
+    let again = here.json(&["push"]);
+    assert_eq!((count(&again["checkpoints"]), count(&again["bytes"])), (0, 0), "{again}");
+    marked(&here, "third");
+    let pushed = here.json(&["push"]);
+    assert_eq!((count(&pushed["checkpoints"]), outcome(&pushed, "branch", "main")), (1, &Value::from("moved")), "{pushed}");
+    assert!(count(&pushed["bytes"]) < first_bytes / 4, "{pushed} after {first_bytes}");
+
+    there.set("FERMATA_PASSPHRASE", "not that one");
+    there.fails(&["clone", place], 1, &["not the passphrase"]);
+    there.set("FERMATA_PASSPHRASE", "correct horse battery staple");
+    let cloned = there.json(&["clone", place]);
+    assert_eq!(count(&cloned[0]["checkpoints"]), 3, "{cloned}");
+    assert_eq!(ids(&there), ids(&here));
+    assert!(array(&there.json(&["verify"])["damage"]).is_empty());
+    // The branch goes on elsewhere, while the first goes on here.
+    there.ok(&["goto", "good", "-e", "copied"]);
+    has(&there, "second");
+    marked(&there, "elsewhere");
+    let pushed = there.json(&["push"]);
+    assert_eq!(outcome(&pushed, "branch", "main.2"), &Value::from("new"), "{pushed}");
+    there.ok(&["down"]);
+    has(&here, "third");
+    let pulled = here.json(&["pull"]);
+    assert_eq!((count(&pulled["checkpoints"]), outcome(&pulled, "branch", "main.2")), (1, &Value::from("new")), "{pulled}");
+    here.ok(&["goto", "main.2"]);
+    has(&here, "elsewhere");
+    here.ok(&["down"]);
+    assert!(array(&here.json(&["verify"])["damage"]).is_empty());
+}
+
+#[test]
+fn a_push_that_is_killed_goes_on() {
+    let (here, there) = (Cli::new(), Cli::new());
+    let place = here.path().join("place");
+    let address = place.to_str().expect("a name in UTF-8");
+    here.write("machine.yaml", &guests::tiny("copied", "fermata.run=selfcheck:64:4", ""));
+    here.ok(&["up", "machine.yaml"]);
+    await_that("it works", SOON, || here.console("main").contains("selfcheck round"));
+    here.checkpoint("one");
+    here.ok(&["down"]);
+    here.ok(&["remote", "add", "place", address, "--plain"]);
+    let mut push = here.command(&["push", address, "--limit", "8M", "-e", "copied"]).spawn().expect("it begins");
+    await_that("a pack is there", SOON, || bytes(&place.join("packs")) > 20 << 20);
+    kill(push.id().into());
+    end(&mut push, SOON);
+    let sent = bytes(&place.join("packs"));
+    there.fails(&["pull", address, "-e", "copied"], 1, &["no checkpoint of copied"]);
+    let pushed = here.json(&["push", address, "-e", "copied"]);
+    let all = bytes(&place.join("packs"));
+    assert!(count(&pushed["bytes"]) + sent / 2 < all, "{pushed}: {sent} were there, and {all} are now");
+    assert_eq!(count(&there.json(&["pull", address])["checkpoints"]), 1);
+    assert_eq!(ids(&there), ids(&here));
+    assert!(array(&there.json(&["verify"])["damage"]).is_empty());
+    here.fails(&["push", "nowhere"], 1, &["nowhere", "there is place"]);
+}
