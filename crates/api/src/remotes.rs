@@ -383,6 +383,8 @@ fn no_remote(name: &str, all: &[RemoteEntry]) -> Problem {
 }
 
 type Refs = BTreeMap<RefName, CheckpointId>;
+/// A branch or tag, and where it is.
+type Named = (RefName, CheckpointId);
 
 fn refs(store: &Store, experiment: &str) -> Result<Refs, Problem> {
     let branches = store.branches(experiment).map_err(problem)?.into_iter().map(|(name, id)| (RefName::Branch(name), id));
@@ -395,7 +397,7 @@ fn chosen(
     request: &CopyRequest,
     refs: &Refs,
     by_id: impl Fn(&str) -> Result<CheckpointId, Problem>,
-) -> Result<(Vec<CheckpointId>, Vec<(RefName, CheckpointId)>), Problem> {
+) -> Result<(Vec<CheckpointId>, Vec<Named>), Problem> {
     if request.names.is_empty() {
         let named: Vec<_> = refs.iter().map(|(name, id)| (name.clone(), *id)).collect();
         return Ok((named.iter().map(|(_, id)| *id).collect(), named));
