@@ -159,8 +159,9 @@ fn checkpoints_on(remote: &dyn Remote, experiment: &str) -> Result<Vec<Checkpoin
 /// A record on a remote, and its bytes.
 fn record(remote: &dyn Remote, experiment: &str, id: &CheckpointId) -> Result<(Record, Vec<u8>)> {
     let object = record_name(experiment, id);
-    let bytes = get(remote, &object, RECORD_MAX as u64)?
-        .ok_or_else(|| Error::missing(format!("checkpoint {id} on {remote}"), "`fermata log --remote` shows what is there"))?;
+    let bytes = get(remote, &object, RECORD_MAX as u64)?.ok_or_else(|| {
+        Error::refused(format!("{remote} has no checkpoint {id}"), "push it there first; or look whether it is the right place")
+    })?;
     let record = Record::decode(&bytes, id, &place(remote, &object))?;
     if record.experiment != experiment {
         return Err(damaged(remote, &object, "it is of another experiment"));
@@ -181,9 +182,10 @@ fn check_format(remote: &dyn Remote, make: bool) -> Result<()> {
             let what = format!("the format {:?}", String::from_utf8_lossy(&bytes).trim_end());
             Err(Error::Unsupported { path, what })
         }
-        None if !make => {
-            Err(Error::missing(format!("checkpoints at {remote}"), "`fermata push` puts some there; look whether the address is right"))
-        }
+        None if !make => Err(Error::refused(
+            format!("there are no checkpoints at {remote}"),
+            "`fermata push` puts some there; look whether it is the right place",
+        )),
         // Another one who was as fast wrote the same.
         None => remote.swap(FORMAT, None, FORMAT_TEXT.into()).map(drop).map_err(Error::io("write", &path)),
     }

@@ -312,7 +312,10 @@ impl Pull<'_> {
     /// The frame that an object lies in, and its place there.
     fn frame(&mut self, name: &Name, what: &'static str) -> Result<(&Frame, Place)> {
         let missing = || {
-            Error::missing(format!("{} on {}", Named(what, name), self.remote), "a checkpoint there needs it: push that checkpoint again")
+            Error::refused(
+                format!("{} is in no pack at {}", Named(what, name), self.remote),
+                "push that checkpoint again from where it is whole",
+            )
         };
         let at = self.catalog.find(name).ok_or_else(missing)?;
         if !self.packs.contains_key(&at.pack) {

@@ -6,7 +6,7 @@ use super::{
     check_format, checkpoints_on, place, record_name,
 };
 use crate::{
-    Error, Progress, Record, Result, Store,
+    Error, Hold, Progress, Record, Result, Store,
     error::Named,
     index::Location,
     node::Stored,
@@ -22,6 +22,8 @@ use std::{
 
 /// A pack is sent when it has so many bytes: large enough for the way, small enough to be sent again.
 const PACK_BYTES: u64 = 32 << 20;
+/// Checkpoints that are sent together at most: each is held, by an open file.
+const GROUP_MAX: usize = 256;
 
 /// How to push.
 #[derive(Debug, Clone)]
@@ -65,7 +67,6 @@ impl Store {
         progress: &mut dyn FnMut(CopyStage, Progress),
     ) -> Result<Pushed> {
         check_format(remote, true)?;
-        let _holds = ids.iter().map(|id| self.hold(id)).collect::<Result<Vec<_>>>()?;
         let mut records = ids.iter().map(|id| Ok((*id, self.record(id)?))).collect::<Result<Vec<_>>>()?;
         let experiments: HashSet<_> = records.iter().map(|(_, record)| record.experiment.clone()).collect();
         for experiment in experiments {
@@ -90,7 +91,7 @@ impl Store {
                 scope.spawn(|| uploads.serve());
             }
             let mut push = Push { store: self, remote, uploads: &uploads, builder: None, told: Pushed::default() };
-            let sent = wanted.into_iter().try_for_each(|wanted| push.send(&wanted, total, progress));
+            let sent = push.send_all(wanted, total, progress);
             uploads.close();
             sent.map(|()| push.told)
         })
@@ -180,7 +181,24 @@ struct Push<'a> {
 }
 
 impl Push<'_> {
-    fn send(&mut self, wanted: &Wanted, total: u64, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
+    /// Sends checkpoints, several small ones together: packs are to be few and large.
+    fn send_all(&mut self, all: Vec<Wanted>, total: u64, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
+        let mut group = Vec::new();
+        let mut packs = self.told.packs;
+        for wanted in all {
+            let hold = self.store.hold(&wanted.id)?;
+            self.send_contents(&wanted, total, progress)?;
+            group.push((wanted, hold));
+            if self.told.packs > packs || group.len() == GROUP_MAX {
+                self.complete(std::mem::take(&mut group))?;
+                packs = self.told.packs;
+            }
+        }
+        self.complete(group)
+    }
+
+    /// Sends what nodes and records name.
+    fn send_contents(&mut self, wanted: &Wanted, total: u64, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
         let mut content = [0; PAGE_SIZE];
         for name in &wanted.pages {
             self.store.read_page(name, &mut content)?;
@@ -194,10 +212,14 @@ impl Push<'_> {
             self.builder()?.add_blob(name, &bytes)?;
             self.seal_if(PACK_BYTES)?;
         }
-        // Nobody may see a node before what is below it is there.
+        Ok(())
+    }
+
+    /// Sends the nodes and records of checkpoints whose contents were sent. Nobody may see a node before what is below it is there, nor a record.
+    fn complete(&mut self, group: Vec<(Wanted, Hold)>) -> Result<()> {
         self.seal_if(0)?;
         self.uploads.settle()?;
-        for (name, base) in &wanted.nodes {
+        for (name, base) in group.iter().flat_map(|(wanted, _)| &wanted.nodes) {
             let bytes = self.node(name, base.as_ref())?;
             self.builder()?.add_node(name, &bytes)?;
             if self.seal_if(PACK_BYTES)? {
@@ -206,8 +228,10 @@ impl Push<'_> {
         }
         self.seal_if(0)?;
         self.uploads.settle()?;
-        self.record(wanted)?;
-        self.told.checkpoints += 1;
+        for (wanted, _) in &group {
+            self.record(wanted)?;
+            self.told.checkpoints += 1;
+        }
         Ok(())
     }
 
@@ -227,6 +251,7 @@ impl Push<'_> {
         let bytes = {
             let read = index.read()?;
             let bytes = index.get(&read, &index.records, wanted.id.as_bytes())?;
+            // It is held, so that one that is removed meanwhile is still whole.
             let bytes = if bytes.is_some() { bytes } else { index.get(&read, &index.trash, wanted.id.as_bytes())? };
             bytes
                 .map(<[u8]>::to_vec)

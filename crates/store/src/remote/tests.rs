@@ -310,7 +310,7 @@ fn what_lies_elsewhere_than_it_says_is_found_out() {
     fs::remove_file(&place.objects("packs/")[0]).unwrap();
     let there = tempfile::tempdir().unwrap();
     let error = pull(&store(there.path()), &place, &ids).unwrap_err().to_string();
-    assert!(error.contains("push that checkpoint again"), "{error}");
+    assert!(error.contains("the place") && error.contains("push that checkpoint again"), "{error}");
 }
 
 /// Disks name the page of zeros where their golden image has something else; nobody has it.
