@@ -9,6 +9,7 @@ use crate::{
         Verified, VerifyOptions,
     },
 };
+use fermata_experiment::open_own_images;
 use fermata_linux::clock::wall_ns;
 use fermata_store::{BranchName, CollectStage, Progress, Removal, Store, VerifyStage, Why};
 use fermata_timeline::retention::{self, Verdict};
@@ -153,7 +154,11 @@ pub fn verify(store: &Path, options: &VerifyOptions, busy: &mut dyn FnMut(Activi
         VerifyStage::Damage => ("finding out what the damage touches", "checkpoints"),
         _ => ("verifying", "steps"),
     };
-    local::open(store)?.verify(options, &mut |stage, progress| busy(activity(what(stage), progress))).map_err(problem)
+    let opened = local::open(store)?;
+    // Those that came from a remote are the store's own, and are read as well. One that cannot be opened counts as not looked at.
+    let mut report = |what: &str, progress: Progress| busy(activity((what, "bytes"), progress));
+    let _open = if options.quick { Vec::new() } else { open_own_images(&opened, &mut report) };
+    opened.verify(options, &mut |stage, progress| busy(activity(what(stage), progress))).map_err(problem)
 }
 
 /// Counts what is in the store; what was measured when checkpoints were taken, of one experiment or of all.

@@ -4,6 +4,7 @@
 //! the terminal and stays. As long as it lives it holds a lock in its run directory, which is how anybody knows that it does.
 
 use crate::{
+    backups,
     client::Client,
     convert::{self, problem},
     desk::Desk,
@@ -316,6 +317,7 @@ fn begin(run_dir: &Path, over: mpsc::Sender<()>) -> Result<Begun, Problem> {
             return Err(problem(error));
         }
     };
+    backups::watch(&keeper);
     desk.leave_note();
     let birth = Birth::Ready { experiment: Box::new(desk.experiment(false)), resumed };
     Ok((lock, keeper, servers, birth))

@@ -10,6 +10,8 @@
 //! - `links`: the links of a run, as they are and as they are to be
 //! - `captures`: what goes through interfaces, as it goes
 //! - [`remotes`]: places that checkpoints are copied to and from
+//! - [`remote_prune`]: removing checkpoints from there
+//! - [`backups`]: a copy of every checkpoint elsewhere
 //! - [`exports`]: parts of checkpoints as files for other programs
 //! - [`mounting`]: checkpoints as directories of files
 //! - [`plots`]: figures over many checkpoints, as series to draw
@@ -19,6 +21,7 @@
 //!
 //! It knows no command line and no terminal, and decides nothing about checkpoints.
 
+pub mod backups;
 pub mod bisect;
 mod captures;
 pub mod client;
@@ -34,6 +37,7 @@ pub mod metrics;
 pub mod mounting;
 pub mod paths;
 pub mod plots;
+pub mod remote_prune;
 pub mod remotes;
 pub mod server;
 pub mod service;

@@ -5,17 +5,17 @@ use crate::{
     keeping, local,
     values::{Activity, Experiment, ExperimentState, Problem},
 };
-use fermata_experiment::Stills;
+use fermata_experiment::{ImageDetails, find_image, images_of};
 use fermata_remote::{Address, Connection, Sealed, Secret};
 pub use fermata_store::remote::RefName;
 use fermata_store::{
     Progress, Record, Store,
-    remote::{CopyStage, PullOptions, PushOptions, Remote},
+    remote::{CopyStage, Pull, PullOptions, PushOptions, Remote},
 };
-use fermata_types::CheckpointId;
+use fermata_types::{CheckpointId, ImageId};
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fs, io,
     path::{Path, PathBuf},
 };
@@ -68,8 +68,10 @@ pub struct CopyRequest {
     pub jobs: usize,
     /// Move branches and tags that are elsewhere, too.
     pub force: bool,
-    /// Leave out the pages of golden images when pushing.
+    /// Leave golden images where they are.
     pub without_images: bool,
+    /// When pushing: also what no branch or tag leads to. Nothing is named then.
+    pub everything: bool,
     /// What the remote is encrypted with, if that is a passphrase.
     pub passphrase: Option<String>,
     /// What the remote is encrypted with, where only its address is known.
@@ -89,8 +91,38 @@ pub struct Copied {
     pub packs: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Golden images that came along, or should have.
+    pub images: Vec<CopiedImage>,
     /// What became of each branch and tag.
     pub refs: Vec<CopiedRef>,
+}
+
+/// What became of a golden image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopiedImage {
+    /// What is in it.
+    pub id: ImageId,
+    /// What became of it.
+    #[serde(flatten)]
+    pub outcome: ImageOutcome,
+}
+
+/// What became of a golden image that a host or a remote lacked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "outcome")]
+pub enum ImageOutcome {
+    /// The remote has it now.
+    Sent,
+    /// It was made again here.
+    Fetched {
+        /// Where it lies.
+        path: PathBuf,
+    },
+    /// It is nowhere on this host, and not on the remote.
+    Lacking {
+        /// Where it was looked for.
+        why: String,
+    },
 }
 
 /// What became of a branch or a tag.
@@ -169,7 +201,7 @@ pub fn add(store: &Path, entry: RemoteEntry) -> Result<RemoteEntry, Problem> {
     }
     let entry = RemoteEntry { address: address.to_string(), encryption, ..entry };
     all.push(entry.clone());
-    write(store, &all)?;
+    write_json(&store.join(FILE), &all)?;
     Ok(entry)
 }
 
@@ -178,27 +210,54 @@ pub fn forget(store: &Path, name: &str) -> Result<RemoteEntry, Problem> {
     let mut all = remotes(store)?;
     let place = all.iter().position(|known| known.name == name).ok_or_else(|| no_remote(name, &all))?;
     let entry = all.remove(place);
-    write(store, &all)?;
+    write_json(&store.join(FILE), &all)?;
     Ok(entry)
 }
 
-fn write(store: &Path, all: &[RemoteEntry]) -> Result<(), Problem> {
-    let path = store.join(FILE);
+/// Writes a small file of the store, whole or not at all.
+pub(crate) fn write_json<T: Serialize>(path: &Path, content: &T) -> Result<(), Problem> {
+    let store = path.parent().expect("it lies in a store");
     let written = || -> io::Result<()> {
         let mut file = tempfile::NamedTempFile::new_in(store)?;
-        serde_json::to_writer_pretty(&mut file, all)?;
+        serde_json::to_writer_pretty(&mut file, content)?;
         file.as_file().sync_all()?;
-        file.persist(&path)?;
+        file.persist(path)?;
         fs::File::open(store)?.sync_all()
     };
     written().map_err(|error| Problem::new(format!("cannot write {}: {error}", path.display())))
+}
+
+/// What people set for remotes that are encrypted with a passphrase.
+pub fn passphrase() -> Option<String> {
+    std::env::var("FERMATA_PASSPHRASE").ok().filter(|words| !words.is_empty())
+}
+
+/// What a remote has of an experiment.
+#[derive(Default)]
+pub(crate) struct There {
+    pub checkpoints: BTreeSet<CheckpointId>,
+    /// That somebody removed there.
+    pub removed: HashSet<CheckpointId>,
+    pub refs: Refs,
+}
+
+/// The same; nothing where it is yet empty.
+pub(crate) fn there(store: &Path, request: &CopyRequest) -> Result<There, Problem> {
+    let (opened, remote) = (local::open(store)?, connect(store, request)?);
+    if opened.is_empty_remote(&*remote).map_err(problem)? {
+        return Ok(There::default());
+    }
+    let checkpoints = opened.remote_checkpoints(&*remote, &request.experiment).map_err(problem)?;
+    let refs = opened.remote_refs(&*remote, &request.experiment).map_err(problem)?;
+    let removed = opened.remote_removed(&*remote, &request.experiment).map_err(problem)?;
+    Ok(There { checkpoints: checkpoints.into_iter().collect(), removed, refs })
 }
 
 /// Copies checkpoints to a remote. `busy` is told how far it is.
 pub fn push(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity)) -> Result<Copied, Problem> {
     let (opened, remote) = (local::open(store)?, connect(store, request)?);
     let remote = &*remote;
-    if entry(store, request)?.name.is_empty() && opened.remote_experiments(remote).is_err() {
+    if entry(store, request)?.name.is_empty() && opened.is_empty_remote(remote).map_err(problem)? {
         // So that nobody forgets to say whether what is there can be read there.
         return Err(Problem::new(format!("{remote} has no checkpoints yet: `fermata remote add NAME {remote}` begins there")));
     }
@@ -207,16 +266,28 @@ pub fn push(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
     let records = opened.records().map_err(problem)?;
     let parents: HashMap<_, _> = records.iter().map(|(id, record)| (*id, record.parent)).collect();
     let (wanted, named) = chosen(request, &here, |text| opened.resolve(text, Some(experiment)).map_err(problem))?;
-    let ids: BTreeSet<_> = wanted.iter().flat_map(|id| line(&parents, *id)).collect();
+    let is_mine = |(id, record): &(CheckpointId, Record)| (record.experiment == *experiment).then_some(*id);
+    let all = records.iter().filter(|_| request.everything).filter_map(is_mine);
+    let mut ids: BTreeSet<_> = wanted.iter().flat_map(|id| line(&parents, *id)).chain(all).collect();
+    // Somebody did not want these there. Who does names them.
+    let removed = opened.remote_removed(remote, experiment).map_err(problem)?;
+    ids.retain(|id| !removed.contains(id) || wanted.contains(id));
     // Parents before children, so that what is there is of use even if it does not come to an end.
     let ids: Vec<_> = records.iter().map(|(id, _)| *id).filter(|id| ids.contains(id)).collect();
     if ids.is_empty() {
         return Err(Problem::new(format!("there is no checkpoint of {experiment} to push: `fermata checkpoint` takes one")));
     }
-    let _images = if request.without_images { Vec::new() } else { images(&opened, &records, &ids, busy)? };
+    let images = images(&opened, remote, records.iter().filter(|(id, _)| ids.contains(id)).map(|(_, record)| record))?;
+    let (_open, closed) = open_images(&opened, &images, busy);
+    if let (false, Some((_, error))) = (request.without_images, closed.first()) {
+        return Err(Problem::new(format!("{error}; or push with --no-images")));
+    }
     let options = PushOptions { jobs: request.jobs, images: !request.without_images };
-    let pushed =
-        opened.push(remote, &ids, &options, &mut |stage, progress| busy(activity(stage, "sending", "pages", progress))).map_err(problem)?;
+    let pushed = opened.push(remote, &ids, &options, &mut |stage, progress| busy(activity(stage, "sending", "pages", progress)));
+    let pushed = pushed.map_err(|error| match (error, closed.into_iter().next()) {
+        (fermata_store::Error::ImageNotOpen { .. }, Some((_, error))) => error,
+        (error, _) => problem(error),
+    })?;
     let there = opened.remote_refs(remote, experiment).map_err(problem)?;
     let mut copied = Copied {
         remote: remote.to_string(),
@@ -224,6 +295,11 @@ pub fn push(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
         checkpoints: pushed.checkpoints,
         packs: pushed.packs,
         bytes: pushed.bytes,
+        images: if request.without_images {
+            Vec::new()
+        } else {
+            images.into_keys().map(|id| CopiedImage { id, outcome: ImageOutcome::Sent }).collect()
+        },
         refs: Vec::new(),
     };
     for (name, id) in named {
@@ -240,23 +316,37 @@ pub fn push(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
     Ok(copied)
 }
 
-/// Opens the golden images that these checkpoints stand on: pages that lie there are sent from there.
-fn images(
-    store: &Store,
-    records: &[(CheckpointId, Record)],
-    ids: &[CheckpointId],
-    busy: &mut dyn FnMut(Activity),
-) -> Result<Vec<Stills>, Problem> {
+/// The golden images that checkpoints stand on and that a remote lacks.
+fn images<'r>(store: &Store, remote: &dyn Remote, records: impl Iterator<Item = &'r Record>) -> Result<Images, Problem> {
+    let mut images = images_of_all(records)?;
+    if !images.is_empty() {
+        let there = store.remote_images(remote).map_err(problem)?;
+        images.retain(|id, _| !there.contains(id));
+    }
+    Ok(images)
+}
+
+fn images_of_all<'r>(records: impl Iterator<Item = &'r Record>) -> Result<Images, Problem> {
+    let mut images = Images::new();
+    for record in records {
+        images.extend(images_of(record).map_err(problem)?);
+    }
+    Ok(images)
+}
+
+/// Opens golden images wherever they lie on this host: where they lie, and what is wrong with those that cannot be opened.
+fn open_images(store: &Store, images: &Images, busy: &mut dyn FnMut(Activity)) -> (BTreeMap<ImageId, PathBuf>, Vec<(ImageId, Problem)>) {
     let mut report = |what: &str, Progress { done, total }: Progress| {
         busy(Activity { what: what.to_owned(), done, total, unit: "bytes".to_owned() });
     };
-    let (mut seen, mut open) = (BTreeSet::new(), Vec::new());
-    for (id, record) in records.iter().filter(|(id, _)| ids.contains(id)) {
-        if record.images.iter().filter(|image| seen.insert(**image)).count() > 0 {
-            open.push(Stills::open(store, id, &mut report).map_err(problem)?);
+    let (mut open, mut closed) = (BTreeMap::new(), Vec::new());
+    for (id, image) in images {
+        match find_image(store, image, &mut report) {
+            Ok(golden) => _ = open.insert(*id, golden.path().to_owned()),
+            Err(error) => closed.push((*id, problem(error))),
         }
     }
-    Ok(open)
+    (open, closed)
 }
 
 /// Copies checkpoints from a remote. Branches that a live run grows stay where they are. `busy` is told how far it is.
@@ -278,9 +368,9 @@ pub fn pull(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
         return Err(Problem::new(format!("{remote} has no checkpoint of {experiment}")));
     }
     let options = PullOptions { jobs: request.jobs };
-    let pulled = opened
-        .pull(remote, experiment, &ids, &options, &mut |stage, progress| busy(activity(stage, "fetching", "bytes", progress)))
-        .map_err(problem)?;
+    let mut pull = opened.begin_pull(remote, experiment, &ids, &options).map_err(problem)?;
+    let images = if request.without_images { Vec::new() } else { fetch_images(&opened, &mut pull, &ids, busy)? };
+    let pulled = pull.finish(&mut |stage, progress| busy(activity(stage, "fetching", "bytes", progress))).map_err(problem)?;
     let here = refs(&opened, experiment)?;
     let parents: HashMap<_, _> = opened.records().map_err(problem)?.into_iter().map(|(id, record)| (id, record.parent)).collect();
     let living = living(&keeping::experiments(Some(store))?, experiment);
@@ -290,6 +380,7 @@ pub fn pull(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
         checkpoints: pulled.checkpoints,
         packs: pulled.packs,
         bytes: pulled.bytes,
+        images,
         refs: Vec::new(),
     };
     for (name, id) in named {
@@ -309,6 +400,31 @@ pub fn pull(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
     Ok(copied)
 }
 
+/// Makes the golden images again that checkpoints stand on and that are nowhere on this host; those that come, and those that are here already.
+fn fetch_images(
+    store: &Store,
+    pull: &mut Pull<'_>,
+    ids: &[CheckpointId],
+    busy: &mut dyn FnMut(Activity),
+) -> Result<Vec<CopiedImage>, Problem> {
+    let here = ids.iter().filter_map(|id| store.record(id).ok()).collect::<Vec<_>>();
+    let mut images = images_of_all(here.iter().chain(pull.records()))?;
+    let (open, closed) = open_images(store, &images, busy);
+    let mut copied = Vec::new();
+    for (id, why) in closed {
+        let fetched = pull.image(&id, &mut |stage, progress| busy(activity(stage, "fetching", "bytes", progress))).map_err(problem)?;
+        let outcome = match fetched {
+            Some(path) => ImageOutcome::Fetched { path },
+            None => ImageOutcome::Lacking { why: why.message },
+        };
+        copied.push(CopiedImage { id, outcome });
+    }
+    // What lies in them needs not come again with the memories of machines.
+    images.retain(|id, _| !open.contains_key(id));
+    let _ = open_images(store, &images, busy);
+    Ok(copied)
+}
+
 /// The experiments that a remote has checkpoints of.
 pub fn experiments_on(store: &Path, request: &CopyRequest) -> Result<Vec<String>, Problem> {
     let opened = Store::open(store).map_err(problem)?;
@@ -316,7 +432,7 @@ pub fn experiments_on(store: &Path, request: &CopyRequest) -> Result<Vec<String>
 }
 
 /// The remote that is meant.
-fn entry(store: &Path, request: &CopyRequest) -> Result<RemoteEntry, Problem> {
+pub(crate) fn entry(store: &Path, request: &CopyRequest) -> Result<RemoteEntry, Problem> {
     let all = remotes(store)?;
     let named = |text: &str| all.iter().find(|known| known.name == text || known.address == text);
     let unnamed =
@@ -344,7 +460,7 @@ fn reach(entry: &RemoteEntry, request: &CopyRequest) -> Result<Connection, Probl
     Connection::open(&address, request.limit_bytes.or(entry.limit_bytes)).map_err(|error| unreachable(entry, &error))
 }
 
-fn connect(store: &Path, request: &CopyRequest) -> Result<Box<dyn Remote>, Problem> {
+pub(crate) fn connect(store: &Path, request: &CopyRequest) -> Result<Box<dyn Remote>, Problem> {
     let entry = entry(store, request)?;
     let place = reach(&entry, request)?;
     let failed = |error: io::Error| unreachable(&entry, &error);
@@ -382,11 +498,13 @@ fn no_remote(name: &str, all: &[RemoteEntry]) -> Problem {
     })
 }
 
-type Refs = BTreeMap<RefName, CheckpointId>;
+/// Golden images, and where they were when checkpoints were taken.
+type Images = BTreeMap<ImageId, ImageDetails>;
+pub(crate) type Refs = BTreeMap<RefName, CheckpointId>;
 /// A branch or tag, and where it is.
 type Named = (RefName, CheckpointId);
 
-fn refs(store: &Store, experiment: &str) -> Result<Refs, Problem> {
+pub(crate) fn refs(store: &Store, experiment: &str) -> Result<Refs, Problem> {
     let branches = store.branches(experiment).map_err(problem)?.into_iter().map(|(name, id)| (RefName::Branch(name), id));
     let tags = store.tags(experiment).map_err(problem)?.into_iter().map(|(name, id)| (RefName::Tag(name), id));
     Ok(branches.chain(tags).collect())
@@ -447,12 +565,17 @@ fn living(known: &[Experiment], experiment: &str) -> BTreeSet<String> {
     living.flat_map(|known| &known.runs).map(|run| run.branch.clone()).collect()
 }
 
-fn activity(stage: CopyStage, transfer: &str, unit: &str, progress: Progress) -> Activity {
+pub(crate) fn activity(stage: CopyStage, transfer: &str, unit: &str, progress: Progress) -> Activity {
     let (what, unit) = match stage {
         CopyStage::Look => ("looking what is there", "packs"),
         CopyStage::Compare => ("comparing", "checkpoints"),
         CopyStage::Transfer => (transfer, unit),
         CopyStage::Enter => ("storing", "checkpoints"),
+        CopyStage::Mark => ("finding what is needed", "nodes"),
+        CopyStage::Wait => ("waiting for those who push at the same time", "pushes"),
+        CopyStage::Rewrite => ("writing anew what is needed", "objects"),
+        CopyStage::Remove => ("removing", "packs"),
+        CopyStage::Images => (if transfer == "sending" { "sending golden images" } else { "making golden images" }, "blocks"),
         _ => ("copying", "steps"),
     };
     Activity { what: what.to_owned(), done: progress.done, total: progress.total, unit: unit.to_owned() }

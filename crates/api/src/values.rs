@@ -2,10 +2,13 @@
 //!
 //! Fields are added, never renamed or removed; units are in the names.
 
+mod backups;
 mod outside;
 mod pruned;
+mod remote_pruned;
 mod trials;
 
+pub use backups::{BackedUp, BackupEntry, BackupStanding};
 pub use fermata_experiment::{FileChange, FileDiffers, FileKind, FilesDiffer, LinkDiffers, LinkState};
 use fermata_experiment::{
     net::{Change, Counters, InterfaceId, Mac, Shape, Topology},
@@ -18,6 +21,7 @@ pub use fermata_store::{
 use fermata_types::{BlobName, CheckpointId, Composition, ImageId, MachineId, PageCounts, PartKind, Root};
 pub use outside::*;
 pub use pruned::{Pruned, PrunedCheckpoint, Stays};
+pub use remote_pruned::{RemotePruned, RemovedThere};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::SocketAddrV4, path::PathBuf};
 pub use trials::{BisectStep, Bisected, Outcome, Tried, TriedOnce};

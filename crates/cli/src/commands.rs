@@ -1,6 +1,7 @@
 //! The commands, a file each: options, what is asked for, and how the answer looks.
 
 mod attempt;
+mod backup;
 mod bisect;
 mod capture;
 mod checkpoint;
@@ -105,6 +106,7 @@ pub enum Command {
     Push(push::Push),
     Pull(push::Pull),
     Clone(push::Clone),
+    Backup(backup::Backup),
     Verify(verify::Verify),
     Rebuild(rebuild::Rebuild),
     Schema(schema::Schema),
@@ -151,6 +153,7 @@ impl Command {
             Self::Push(command) => command.run(context),
             Self::Pull(command) => command.run(context),
             Self::Clone(command) => command.run(context),
+            Self::Backup(command) => command.run(context),
             Self::Verify(command) => command.run(context),
             Self::Rebuild(command) => command.run(context),
             Self::Schema(command) => command.run(context),

@@ -71,6 +71,7 @@ fn every_command_has_help_with_examples() {
         "goto",
         "fork",
         "try",
+        "backup",
         "bisect",
         "prune",
         "link",

@@ -7,7 +7,7 @@
 //! that finds another one there reads all of the image again before it takes a block's name for a page.
 
 use crate::{Error, Result};
-use fermata_store::{ImageReader, Progress, is_sealed_json, seal_json};
+use fermata_store::{ImageHasher, ImageReader, Progress, is_sealed_json, seal_json};
 use fermata_types::{ImageId, PAGE_SIZE, PageBuf, PageNumber};
 use fermata_vhost::segments::{Output, with_output};
 use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, Mapping, qcow2::Qcow2};
@@ -35,7 +35,7 @@ const CHUNK: usize = 1 << 20;
 const SIZE_MAX: u64 = (1 << 32) * PAGE_SIZE as u64;
 
 /// How an image file is laid out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Format {
@@ -371,13 +371,9 @@ impl Golden {
     }
 
     fn cached(&self, cache: &Path) -> Option<ImageId> {
-        let known = fs::read(cache).ok().filter(|known| is_sealed_json(known))?;
-        let known: Known = serde_json::from_slice(&known).ok()?;
-        let same = known.version == CACHE_VERSION
-            && known.path == self.path
-            && known.format == self.format
-            && known.size == self.size
-            && known.fingerprint == self.fingerprint;
+        let known = Known::read(cache)?;
+        let same =
+            known.path == self.path && known.format == self.format && known.size == self.size && known.fingerprint == self.fingerprint;
         same.then_some(known.id)
     }
 
@@ -400,8 +396,7 @@ impl Golden {
 
     /// The BLAKE3 hash of the size and every block that is not zero, each after its number.
     fn hash(&self, progress: &mut dyn FnMut(Progress)) -> io::Result<ImageId> {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&self.size.to_le_bytes());
+        let mut hasher = ImageHasher::new(self.size);
         let mut chunk = vec![0; CHUNK];
         let mut offset = 0;
         while let Some((start, end)) = self.next_data(offset)? {
@@ -411,24 +406,34 @@ impl Golden {
             while offset < end {
                 let len = ((end - offset) as usize).min(CHUNK);
                 self.read_blocks((offset / PAGE_SIZE as u64) as PageNumber, &mut chunk[..len])?;
-                for (i, block) in chunk[..len].chunks_exact(PAGE_SIZE).enumerate() {
-                    if !is_zero(block) {
-                        hasher.update(&(offset / PAGE_SIZE as u64 + i as u64).to_le_bytes());
-                        hasher.update(block);
-                    }
-                }
+                let (blocks, _) = chunk[..len].as_chunks();
+                blocks.iter().zip(offset / PAGE_SIZE as u64..).for_each(|(block, number)| hasher.block(number, block));
                 offset += len as u64;
                 progress(Progress { done: offset.min(self.size), total: self.size });
             }
         }
         progress(Progress { done: self.size, total: self.size });
-        Ok(ImageId(*hasher.finalize().as_bytes()))
+        Ok(hasher.finish())
+    }
+
+    /// Files that had this content when they were read last, by what is remembered in `cache_dir`: they may be gone, or others by now.
+    pub fn seen(id: &ImageId, cache_dir: &Path) -> Vec<(PathBuf, Format)> {
+        let caches = fs::read_dir(cache_dir).into_iter().flatten().flatten().map(|entry| entry.path());
+        let of_json = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "json");
+        let known = caches.filter(of_json).filter_map(|cache| Known::read(&cache)).filter(|known| known.id == *id);
+        let mut seen: Vec<_> = known.map(|known| (known.path, known.format)).collect();
+        seen.sort();
+        seen
     }
 }
 
 impl ImageReader for Golden {
     fn blocks(&self) -> u64 {
         self.size.div_ceil(PAGE_SIZE as u64)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.size
     }
 
     fn read_block(&self, block: PageNumber, into: &mut PageBuf) -> io::Result<()> {
@@ -464,6 +469,14 @@ struct Known {
     size: u64,
     fingerprint: Fingerprint,
     id: ImageId,
+}
+
+impl Known {
+    /// None: it is not what was written, or is of another version.
+    fn read(cache: &Path) -> Option<Self> {
+        let known = fs::read(cache).ok().filter(|known| is_sealed_json(known))?;
+        serde_json::from_slice::<Self>(&known).ok().filter(|known| known.version == CACHE_VERSION)
+    }
 }
 
 fn detect(mut file: &File) -> io::Result<Format> {
@@ -525,9 +538,4 @@ fn read_qcow2(access: &Access, offset: u64, len: usize, output: &mut Output<'_>)
         at += now;
     }
     Ok(())
-}
-
-fn is_zero(block: &[u8]) -> bool {
-    // Sixteen bytes at a time: the compiler turns this into vector instructions.
-    block.chunks_exact(16).all(|chunk| u128::from_ne_bytes(chunk.try_into().expect("chunks of sixteen")) == 0)
 }

@@ -59,9 +59,10 @@ impl Body {
     fn build(host: &Host, plan: &Plan, progress: &mut dyn FnMut(&str, Progress), beginning: Beginning) -> Result<(Self, Vec<PageSet>)> {
         // Before any of them starts.
         host.check_room(plan)?;
-        let mut with_images = Vec::new();
-        for machine in &plan.machines {
+        let (mut plan, mut with_images) = (plan.clone(), Vec::new());
+        for machine in &mut plan.machines {
             let images = machine.disks.iter().map(|disk| host.image(disk, progress)).collect::<Result<Vec<_>>>()?;
+            machine.disks.iter_mut().zip(&images).for_each(|(disk, image)| disk.golden = image.as_ref().map(|image| image.id()));
             with_images.push(images);
         }
         let staged = plan.machines.iter().map(|machine| Ok((machine, Stage::new(host, machine)?))).collect::<Result<Vec<_>>>()?;

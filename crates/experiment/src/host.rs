@@ -1,7 +1,7 @@
 //! What an experiment uses of this host: the store, its run directory, golden images.
 
 use crate::{
-    Error, Result,
+    Error, Result, images,
     plan::{DiskPlan, Plan},
 };
 use fermata_disk::{Format, Golden};
@@ -140,16 +140,21 @@ impl Host {
         Place { directory: self.run_dir.join(&name), logs: self.logs().join(name) }
     }
 
-    /// The golden image of a disk, opened once and known to the store. Fails if it changed since.
+    /// The golden image of a disk, opened once and known to the store. Fails if it changed since. Where it is known what is in it, it is found wherever it lies.
     pub(crate) fn image(&self, disk: &DiskPlan, progress: &mut dyn FnMut(&str, Progress)) -> Result<Option<Arc<Golden>>> {
         let Some(path) = &disk.image else { return Ok(None) };
         let mut images = self.images.lock().expect("nobody panics with the lock");
-        let known = fs::canonicalize(path).ok().and_then(|path| images.iter().find(|image| image.path() == path).cloned());
-        if let Some(image) = known {
+        let is_wanted = |image: &Arc<Golden>| disk.golden.is_none_or(|id| image.id() == id);
+        let at_path = fs::canonicalize(path).ok().and_then(|path| images.iter().find(|image| image.path() == path));
+        let elsewhere = || images.iter().find(|image| disk.golden == Some(image.id()));
+        if let Some(image) = at_path.filter(|image| is_wanted(image)).or_else(elsewhere).cloned() {
             image.check_unchanged()?;
             return Ok(Some(image));
         }
-        let image = open_image(&self.store, path, disk.format, None, progress)?;
+        let image = match &disk.golden {
+            None => open_image(&self.store, path, disk.format, None, progress)?,
+            Some(id) => images::find(&self.store, id, (path, disk.format), progress).map_err(|error| other_image(path, error))?,
+        };
         images.push(image.clone());
         Ok(Some(image))
     }
@@ -179,7 +184,7 @@ pub(crate) fn open_image(
     progress: &mut dyn FnMut(&str, Progress),
 ) -> Result<Arc<Golden>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let cache = store.path().join("images");
+    let cache = store.images_dir();
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&cache).map_err(|source| Error::Io {
         what: "making",
         path: cache.clone(),
@@ -193,6 +198,18 @@ pub(crate) fn open_image(
     let hashing = format!("learning the blocks of {name}");
     store.add_image(image.id(), image.clone(), &mut |done| progress(&hashing, done))?;
     Ok(image)
+}
+
+/// What there is to do where the image at a path is not the one that a checkpoint stands on.
+fn other_image(path: &Path, error: Error) -> Error {
+    match error {
+        Error::Disk(fermata_disk::Error::Changed { what, .. }) => Error::Refused(format!(
+            "the checkpoint stands on other golden images than {} is now ({what}): put the images back as they were when the experiment began, or `fermata pull` from \
+             a remote that they were pushed to",
+            path.display()
+        )),
+        error => error,
+    }
 }
 
 fn hint(machine: &str) -> String {

@@ -4,6 +4,7 @@
 //! - `topology`: the network that a specification describes
 //! - `plan`: a specification with all that depends on the host settled
 //! - [`host`]: store, run directory and golden images on this host
+//! - [`images`]: golden images by what is in them
 //! - [`body`]: the machines that a run lives in
 //! - [`machine_body`]: one QEMU process with the servers of its disks
 //! - `network`: what the network and the machines have to know of each other
@@ -32,6 +33,7 @@ pub mod forwards;
 pub mod fuzzing;
 mod guest_clock;
 pub mod host;
+pub mod images;
 pub mod machine_body;
 mod network;
 mod pace;
@@ -47,11 +49,13 @@ pub use body::{Blueprint, Body};
 pub use compare::{Compared, LinkDiffers, LinkState, compare};
 pub use coordinate::{Moment, PartFailure};
 pub use error::{Error, Result};
+pub use fermata_disk::ImageDetails;
 pub use fermata_disk::files::{FileChange, FileDiffers, FileKind, FilesDiffer};
 pub use fermata_net as net;
 pub use fermata_vm::{Accel, CoreTold, Execution, GLANCE, Machine, Paging, Status, TrackerStanding};
 pub use forwards::Forward;
 pub use host::Host;
+pub use images::{find_image, images_of, open_own_images};
 pub use machine_body::MachineBody;
 pub use network::network_at;
 pub use run::{Arrival, Asked, Journey, Run, Standing, When, fits, spare, spare_like, travel};

@@ -6,10 +6,10 @@ use crate::{
     spec::{self, Event, Spec},
     topology::{mac, topology},
 };
-use fermata_disk::Format;
+use fermata_disk::{DiskDetails, Format};
 use fermata_net::{Interface, Topology};
 use fermata_store::Record;
-use fermata_types::{PartKind, PartState, VirtualTime};
+use fermata_types::{ImageId, PartKind, PartState, VirtualTime};
 use fermata_vm::{Accel, CONTROL_ADDRESS, CONTROL_PREFIX, FreePages, MachineConfig, MachineDetails, Net};
 use std::path::PathBuf;
 
@@ -59,6 +59,8 @@ pub(crate) struct DiskPlan {
     pub name: String,
     pub image: Option<PathBuf>,
     pub format: Option<Format>,
+    /// What is in the image; none: that is yet to be found out.
+    pub golden: Option<ImageId>,
     pub bytes: Option<u64>,
     pub read_only: bool,
 }
@@ -83,6 +85,9 @@ impl Plan {
         let mut plan = Self::new(&spec);
         for machine in &mut plan.machines {
             machine.machine = details(record, id, &machine.machine.name)?.config;
+            for disk in machine.disks.iter_mut().filter(|disk| disk.image.is_some()) {
+                disk.golden = DiskDetails::from_state(part(record, id, &disk.name)?)?.image.map(|image| image.id);
+            }
         }
         Ok(plan)
     }
@@ -180,6 +185,7 @@ impl DiskPlan {
                 spec::Format::Raw => Format::Raw,
                 spec::Format::Qcow2 => Format::Qcow2,
             }),
+            golden: None,
             bytes: disk.size.map(spec::ByteSize::bytes),
             read_only: disk.read_only,
         }

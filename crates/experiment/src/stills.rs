@@ -1,18 +1,16 @@
 //! What a checkpoint has of its machines, without running them: disks as they were, and memories as core files, to be read and written out.
 
-use crate::{Error, Result, host::open_image, plan::part};
+use crate::{
+    Error, Result,
+    images::{find_image, images_of},
+    plan::part,
+};
 use fermata_disk::{DiskDetails, Golden, still};
 use fermata_store::{Contents, Hold, Progress, Record, Result as StoreResult, Still, Store};
 use fermata_types::{CheckpointId, ImageId, PartKind};
 use fermata_vm::CoreFile;
 use serde::{Deserialize, Serialize};
-use std::{
-    collections::{BTreeMap, btree_map::Entry},
-    fs::File,
-    io,
-    os::unix::fs::FileExt as _,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, fs::File, io, os::unix::fs::FileExt as _, sync::Arc};
 
 /// How an image of a part is laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,13 +47,8 @@ impl Stills {
     pub fn open(store: &Store, id: &CheckpointId, progress: &mut dyn FnMut(&str, Progress)) -> Result<Self> {
         let hold = store.hold(id)?;
         let record = store.record(id)?;
-        let mut images = BTreeMap::new();
-        for disk in record.parts.iter().filter(|part| part.kind == PartKind::Disk) {
-            let Some(image) = DiskDetails::from_state(disk)?.image else { continue };
-            if let Entry::Vacant(place) = images.entry(image.id) {
-                place.insert(open_image(store, &image.path, Some(image.format), Some(&image.id), progress)?);
-            }
-        }
+        let images = images_of(&record)?.into_iter();
+        let images = images.map(|(id, image)| Ok((id, find_image(store, &image, progress)?))).collect::<Result<_>>()?;
         Ok(Self { store: store.clone(), record, images, hold })
     }
 

@@ -16,6 +16,7 @@ mod tests;
 pub use address::Address;
 pub use sealed::{Sealed, Secret};
 
+use fermata_linux::random;
 use fermata_store::remote::Remote;
 use futures_util::TryStreamExt as _;
 use limit::Limit;
@@ -199,6 +200,17 @@ impl Remote for Connection {
             Err(Error::Precondition { .. } | Error::AlreadyExists { .. }) => Ok(false),
             Err(error) => Err(told(error)),
         }
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        match self.runtime.block_on(self.place.delete(&self.name(name))) {
+            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(told(error)),
+        }
+    }
+
+    fn unique(&self) -> io::Result<[u8; 16]> {
+        random::bytes()
     }
 
     fn list(&self, prefix: &str) -> io::Result<Vec<(String, u64)>> {

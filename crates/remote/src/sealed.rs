@@ -237,6 +237,14 @@ impl<P: Remote> Remote for Sealed<P> {
         self.place.swap(&outer, sealed.as_deref(), self.seal(name, &bytes)?)
     }
 
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.place.remove(&self.outer(name)?)
+    }
+
+    fn unique(&self) -> io::Result<[u8; 16]> {
+        self.place.unique()
+    }
+
     fn list(&self, prefix: &str) -> io::Result<Vec<(String, u64)>> {
         let kind = prefix.split_once('/').map_or("", |(kind, _)| kind);
         let listed = self.place.list(&format!("{kind}/"))?;

@@ -3,7 +3,7 @@
 use super::*;
 use fermata_store::{
     Cost, Record, Store, VerifyOptions,
-    remote::{PullOptions, PushOptions, RefName},
+    remote::{PruneOptions, PullOptions, PushOptions, RefName},
 };
 use fermata_types::{CheckpointId, PAGE_SIZE, PageBuf, PartKind, PartState, Root};
 use hyper_util::{
@@ -94,6 +94,11 @@ fn objects_are_put_and_got() {
         let mut listed = place.list("packs/").unwrap();
         listed.sort();
         assert_eq!(listed, [("packs/ab/one".to_owned(), 10), ("packs/cd/two".to_owned(), 6 << 20)]);
+        place.remove("packs/ab/one").unwrap();
+        place.remove("packs/ab/one").unwrap();
+        assert_eq!(place.get("packs/ab/one", 10).unwrap(), None);
+        assert_eq!(place.list("packs/").unwrap().len(), 1);
+        assert_ne!(place.unique().unwrap(), place.unique().unwrap());
     });
 }
 
@@ -215,6 +220,14 @@ fn checkpoints_go_there_and_come_back() {
         for id in &ids {
             assert_eq!(other.record(id).unwrap(), store.record(id).unwrap());
         }
+        assert!(other.verify(&VerifyOptions::default(), &mut |_, _| {}).unwrap().damage.is_empty());
+        // And most of them go again.
+        let checkpoints = [(experiment.clone(), ids[..3].iter().copied().collect())].into();
+        let pruned = store.prune_remote(place, &PruneOptions { checkpoints, ..PruneOptions::default() }, &mut |_, _| {}).unwrap();
+        assert_eq!(pruned.checkpoints, 3);
+        let (there, listed) = (tempfile::tempdir().unwrap(), store.remote_checkpoints(place, experiment).unwrap());
+        let other = Store::open(there.path()).unwrap();
+        assert_eq!(other.pull(place, experiment, &listed, &PullOptions::default(), &mut |_, _| {}).unwrap().checkpoints, 1);
         assert!(other.verify(&VerifyOptions::default(), &mut |_, _| {}).unwrap().damage.is_empty());
     });
 }

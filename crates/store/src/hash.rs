@@ -1,7 +1,7 @@
 //! Names of things: BLAKE3, kept apart by domain, so that a node can never pass for a blob. Pages are plain BLAKE3, as everybody expects.
 
 use blake3::Hasher;
-use fermata_types::{BlobName, CheckpointId, NodeName, PackId, PageBuf, PageName};
+use fermata_types::{BlobName, CheckpointId, ImageId, NodeName, PackId, PageBuf, PageName};
 use std::sync::LazyLock;
 
 static NODE: LazyLock<Hasher> = LazyLock::new(|| Hasher::new_derive_key("fermata store 1 node"));
@@ -32,6 +32,30 @@ pub(crate) fn record(bytes: &[u8]) -> CheckpointId {
 
 pub(crate) fn contents(bytes: &[u8]) -> PackId {
     PackId(of(&CONTENTS, bytes))
+}
+
+/// Finds out the id of a golden image: the hash of its size and of every block that is not zero, each after its number (`docs/formats/golden.md`).
+pub struct ImageHasher(Hasher);
+
+impl ImageHasher {
+    /// Of an image that a guest sees as a disk of so many bytes.
+    pub fn new(bytes: u64) -> Self {
+        let mut hasher = Hasher::new();
+        hasher.update(&bytes.to_le_bytes());
+        Self(hasher)
+    }
+
+    /// The next block. Blocks come in order; those of zeros may be left out.
+    pub fn block(&mut self, number: u64, block: &PageBuf) {
+        if !is_zero(block) {
+            self.0.update(&number.to_le_bytes()).update(block);
+        }
+    }
+
+    /// The id, when all blocks were there.
+    pub fn finish(self) -> ImageId {
+        ImageId(*self.0.finalize().as_bytes())
+    }
 }
 
 /// Whether a page is zero throughout. Far cheaper than hashing it, and nearly free when it is not: the first block tells.

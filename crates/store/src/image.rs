@@ -6,7 +6,12 @@ use crate::{
     index::{ImageEntry, Location},
 };
 use fermata_types::{ImageId, PAGE_SIZE, PageBuf, PageName, PageNumber, ZERO_PAGE};
-use std::{ops::Range, path::Path, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// Blocks hashed between two transactions: 256 MiB.
 const WINDOW: u64 = 1 << 16;
@@ -17,6 +22,11 @@ const READ: u64 = 256;
 pub trait ImageReader: Send + Sync {
     /// How many blocks the image has. The last one may be cut short in the image: it is read as if zeros followed.
     fn blocks(&self) -> u64;
+
+    /// How many bytes a guest sees: fewer than its blocks have where the last one is cut short.
+    fn bytes(&self) -> u64 {
+        self.blocks() * PAGE_SIZE as u64
+    }
 
     /// Reads one block.
     fn read_block(&self, block: PageNumber, into: &mut PageBuf) -> std::io::Result<()>;
@@ -47,7 +57,27 @@ pub struct Progress {
     pub total: u64,
 }
 
+/// How the name of an image file of the store's own ends, behind its id.
+const OWN: &str = ".raw";
+
 impl Store {
+    /// Where the store keeps what it knows of golden images, and those that came from a remote.
+    pub fn images_dir(&self) -> PathBuf {
+        self.path().join("images")
+    }
+
+    /// Where a golden image lies that came from a remote: as the guest sees it, byte by byte. It may not be there.
+    pub fn own_image(&self, id: &ImageId) -> PathBuf {
+        self.images_dir().join(format!("{id}{OWN}"))
+    }
+
+    /// The golden images that came from remotes.
+    pub fn own_images(&self) -> BTreeMap<ImageId, PathBuf> {
+        let entries = std::fs::read_dir(self.images_dir()).into_iter().flatten().flatten();
+        let id = |path: &Path| path.file_name()?.to_str()?.strip_suffix(OWN)?.parse().ok();
+        entries.filter_map(|entry| Some((id(&entry.path())?, entry.path()))).collect()
+    }
+
     /// Registers a golden image: hashes its blocks (first time only; `progress` counts blocks and may be shown to a person), so that equal
     /// pages are not stored again. The store keeps the reader, and reads pages that lie in the image through it.
     ///
@@ -78,6 +108,12 @@ impl Store {
         }
         self.0.images.write().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(entry.number, (id, reader));
         Ok(())
+    }
+
+    /// How to read a golden image that somebody has open.
+    pub(crate) fn open_image(&self, id: &ImageId) -> Option<Arc<dyn ImageReader>> {
+        let open = self.0.images.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        open.values().find(|(image, _)| image == id).map(|(_, reader)| reader.clone())
     }
 
     fn register(&self, id: &ImageId, blocks: u64) -> Result<ImageEntry> {

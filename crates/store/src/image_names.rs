@@ -145,7 +145,7 @@ fn check(image: &ImageId, group: u64, names: &[u8]) -> [u8; NAME] {
 }
 
 fn path(store: &Store, image: &ImageId) -> PathBuf {
-    store.path().join("images").join(format!("{image}{ENDING}"))
+    store.images_dir().join(format!("{image}{ENDING}"))
 }
 
 /// The image whose names are in the file with this name.

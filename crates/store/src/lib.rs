@@ -60,6 +60,7 @@ mod writer;
 
 pub use collect::{CollectOptions, CollectStage, Collected};
 pub use error::{Error, Result};
+pub use hash::ImageHasher;
 pub use hold::Hold;
 pub use image::{ImageReader, Progress};
 pub use rebuild::Rebuilt;

@@ -1,8 +1,11 @@
 //! Remote stores: checkpoints copied to a place that knows only names and bytes, such as object storage, and back.
 //!
 //! - `catalog`: what lies in the packs of a remote
+//! - `lines`: who descends from whom; `lease`: who pushes and who removes at the same time
+//! - `prune`: removes what nothing on a remote needs
 //! - `push`: packs what a remote lacks, and sends it
-//! - `pull`: fetches what this store lacks, and puts it through the writer like any checkpoint
+//! - `image`: golden images, sent and made again
+//! - `shelf`: packs that came; `pull`: fetches what this store lacks, and puts it through the writer like any checkpoint
 //!
 //! A remote has packs, records and refs, see `docs/formats/remote.md`. Its packs are made for the journey: each has what was missing when it was sent, and
 //! nothing else. An object is in a remote only once everything below it is; so where a node is found, nothing below it has to be looked for. That holds
@@ -11,12 +14,18 @@
 //! How bytes travel, and how fast, is the affair of whoever implements [`Remote`].
 
 mod catalog;
+mod image;
+mod lease;
+mod lines;
+mod prune;
 mod pull;
 mod push;
+mod shelf;
 #[cfg(test)]
 mod tests;
 
-pub use pull::{PullOptions, Pulled};
+pub use prune::{PruneOptions, Pruned};
+pub use pull::{Pull, PullOptions, Pulled};
 pub use push::{PushOptions, Pushed};
 
 use crate::{Error, Record, Result, Store, pack::frame::RECORD_MAX};
@@ -24,7 +33,7 @@ use fermata_types::CheckpointId;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, HashSet},
-    fmt::Display,
+    fmt::{self, Display},
     io,
     path::PathBuf,
     sync::{
@@ -56,6 +65,12 @@ pub trait Remote: Display + Sync {
     /// Makes an object, or changes the one that holds `before`; none: there is none. False if it is not so, because somebody else was faster.
     fn swap(&self, name: &str, before: Option<&[u8]>, bytes: Vec<u8>) -> io::Result<bool>;
 
+    /// Removes an object, if there is one.
+    fn remove(&self, name: &str) -> io::Result<()>;
+
+    /// Bytes that nobody else has drawn.
+    fn unique(&self) -> io::Result<[u8; 16]>;
+
     /// The names of all objects that begin with this one, which ends with a `/`, and how many bytes each has.
     fn list(&self, prefix: &str) -> io::Result<Vec<(String, u64)>>;
 }
@@ -73,6 +88,16 @@ pub enum CopyStage {
     Transfer,
     /// Puts what was fetched into the store; counts checkpoints.
     Enter,
+    /// Sends golden images, or makes them again; counts blocks.
+    Images,
+    /// Finds out what is needed; counts nodes of page tables.
+    Mark,
+    /// Waits for those who push meanwhile; counts them.
+    Wait,
+    /// Puts what is needed into packs that stay; counts objects.
+    Rewrite,
+    /// Removes what nothing needs; counts packs.
+    Remove,
 }
 
 /// What somebody calls a checkpoint.
@@ -85,11 +110,25 @@ pub enum RefName {
     Tag(String),
 }
 
+impl Display for RefName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Branch(name) => write!(f, "branch {name}"),
+            Self::Tag(name) => write!(f, "tag {name}"),
+        }
+    }
+}
+
 impl Store {
     /// The checkpoints of an experiment on a remote.
     pub fn remote_checkpoints(&self, remote: &dyn Remote, experiment: &str) -> Result<Vec<CheckpointId>> {
         check_format(remote, false)?;
         checkpoints_on(remote, experiment)
+    }
+
+    /// Whether a place is not yet a remote. Fails if it is one that this version does not know.
+    pub fn is_empty_remote(&self, remote: &dyn Remote) -> Result<bool> {
+        Ok(get(remote, FORMAT, FORMAT_MAX)?.is_none() || check_format(remote, false).map(|()| false)?)
     }
 
     /// These checkpoints on a remote, and those before them that are there.
@@ -100,10 +139,34 @@ impl Store {
             let mut at = Some(*id);
             while let Some(id) = at.filter(|id| there.contains(id) && seen.insert(*id)) {
                 line.push(id);
-                at = record(remote, experiment, &id)?.0.parent;
+                let parent = record(remote, experiment, &id)?.0.parent;
+                at = lines::nearest(remote, experiment, parent, |id| Ok(there.contains(id)))?.0;
             }
         }
         Ok(line)
+    }
+
+    /// The records of an experiment on a remote, each with the nearest of its ancestors that is there as its parent.
+    pub fn remote_records(&self, remote: &dyn Remote, experiment: &str, jobs: usize) -> Result<Vec<(CheckpointId, Record)>> {
+        let ids = self.remote_checkpoints(remote, experiment)?;
+        let there: HashSet<_> = ids.iter().copied().collect();
+        let read = |id: &CheckpointId| {
+            let record = record(remote, experiment, id)?.0;
+            let parent = lines::nearest(remote, experiment, record.parent, |id| Ok(there.contains(id)))?.0;
+            Ok(Record { parent, ..record })
+        };
+        let mut records = Vec::with_capacity(ids.len());
+        in_parallel(jobs.max(1), &ids, read, |id, record| {
+            records.push((*id, record));
+            Ok(())
+        })?;
+        records.sort_by_key(|(id, record)| (record.created_ns, *id));
+        Ok(records)
+    }
+
+    /// Checkpoints of an experiment that were removed from a remote.
+    pub fn remote_removed(&self, remote: &dyn Remote, experiment: &str) -> Result<HashSet<CheckpointId>> {
+        lines::all(remote, experiment)
     }
 
     /// The experiments of which a remote has checkpoints.

@@ -96,6 +96,21 @@ pub(crate) fn enter(index: &Index, write: &mut RwTxn<'_>, id: &CheckpointId, par
     index.put(write, &index.removed, id.as_bytes(), parent.map_or(&[][..], |parent| parent.as_bytes()))
 }
 
+/// Whether a line leads to a checkpoint, or in a circle.
+pub(crate) fn leads_to(index: &Index, read: &RoTxn<'_>, from: Option<CheckpointId>, to: &CheckpointId) -> Result<bool> {
+    let (mut at, mut seen) = (from, HashSet::from([*to]));
+    while let Some(id) = at {
+        if !seen.insert(id) {
+            return Ok(true);
+        }
+        at = match index.get(read, &index.records, id.as_bytes())? {
+            Some(bytes) => Record::decode(bytes, &id, index.path())?.parent,
+            None => parent_of_removed(index, read, &id)?.flatten(),
+        };
+    }
+    Ok(false)
+}
+
 /// Removed checkpoints that those who are there descend from.
 pub(crate) fn ancestors(index: &Index, read: &RoTxn<'_>) -> Result<HashSet<CheckpointId>> {
     let mut ancestors = HashSet::new();

@@ -280,12 +280,27 @@ impl Writer {
     }
 
     /// Makes a checkpoint durable that was taken elsewhere, whose record has these bytes. No branch moves, and it may have been removed here before.
-    pub(crate) fn commit_copy(self, id: &CheckpointId, bytes: &[u8], record: &Record) -> Result<()> {
+    pub(crate) fn commit_copy(
+        self,
+        id: &CheckpointId,
+        bytes: &[u8],
+        record: &Record,
+        between: &[(CheckpointId, Option<CheckpointId>)],
+    ) -> Result<()> {
         let inner = self.store.0.clone();
         let index = &inner.index;
         let enter = self.enter(id, bytes, |write| {
-            index.delete(write, &index.removed, id.as_bytes())?;
+            let was_removed = index.delete(write, &index.removed, id.as_bytes())?;
             index.delete(write, &index.trash, id.as_bytes())?;
+            for (removed, ancestor) in between {
+                if !is_known(index, write, removed)? {
+                    removed::enter(index, write, removed, ancestor.as_ref())?;
+                }
+            }
+            if (was_removed || !between.is_empty()) && removed::leads_to(index, write, record.parent, id)? {
+                let what = format!("checkpoint {} would descend from itself, by what is said about removed ones", id.short());
+                return Err(Error::refused(what, "look whether the remote is the right one"));
+            }
             match &record.parent {
                 Some(parent) if !is_known(index, write, parent)? => removed::enter(index, write, parent, None),
                 _ => Ok(()),

@@ -83,6 +83,8 @@ pub struct Keeper {
     trouble: Mutex<Option<String>>,
     /// Why checkpoints that are not to be kept could not be removed the last time.
     prune_trouble: Mutex<Option<String>>,
+    /// Why checkpoints could not be copied elsewhere the last time.
+    backup_trouble: Mutex<Option<String>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     ending: Arc<(Mutex<bool>, Condvar)>,
     /// Numbers the forks without a name.
@@ -106,6 +108,7 @@ impl Keeper {
             tally: Mutex::default(),
             trouble: Mutex::default(),
             prune_trouble: Mutex::default(),
+            backup_trouble: Mutex::default(),
             threads: Mutex::default(),
             ending: Arc::default(),
             forks: AtomicU64::new(1),
@@ -205,10 +208,15 @@ impl Keeper {
         *self.activity.lock().expect("nobody panics with the lock") = Activity { what: what.to_owned(), progress };
     }
 
-    /// Why the last checkpoint by the clock failed, or the last removal of what is not to be kept, if it did.
+    /// Why the last checkpoint by the clock failed, or the last removal of what is not to be kept, or the last copy elsewhere, if it did.
     pub fn trouble(&self) -> Option<String> {
         let of = |trouble: &Mutex<Option<String>>| trouble.lock().expect("nobody panics with the lock").clone();
-        of(&self.trouble).or_else(|| of(&self.prune_trouble))
+        of(&self.trouble).or_else(|| of(&self.prune_trouble)).or_else(|| of(&self.backup_trouble))
+    }
+
+    /// Somebody copies its checkpoints elsewhere, and says how that went the last time.
+    pub fn tell_backup(&self, trouble: Option<String>) {
+        *self.backup_trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
     }
 
     /// What it counted since it began.

@@ -11,7 +11,7 @@ use crate::{
 use clap::Args;
 use fermata_api::{
     local,
-    remotes::{self, Copied, CopiedRef, CopyRequest, Encryption, Outcome, RefName, RemoteEntry},
+    remotes::{self, Copied, CopiedImage, CopiedRef, CopyRequest, Encryption, ImageOutcome, Outcome, RefName, RemoteEntry},
     spec::ByteSize,
     values::Problem,
 };
@@ -24,7 +24,7 @@ use std::{
 ///
 /// Only what the remote lacks travels: pages that any checkpoint there has are not sent again. A checkpoint can be seen there once all of it is there, and what was
 /// sent before an interruption is not sent again. Branches move along their lines; one that is elsewhere on the remote is left, and the exit status is 1.
-/// The machines go on meanwhile.
+/// The machines go on meanwhile. The golden images that the checkpoints stand on are sent once, in the same packs.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -34,15 +34,13 @@ Examples:
 pub struct Push {
     #[command(flatten)]
     what: What,
-    /// Do not send pages of golden images; who pulls needs the images
-    #[arg(long)]
-    no_images: bool,
 }
 
 /// Copy checkpoints from a remote
 ///
 /// Only what this store lacks travels. All that comes is checked before it is believed, and what was fetched before an interruption is not fetched again. Branches move
-/// along their lines; one that is elsewhere here, or that a run grows, is left, and the exit status is 1.
+/// along their lines; one that is elsewhere here, or that a run grows, is left, and the exit status is 1. Golden images that are nowhere on this host are made again among
+/// the images of the store, where checkpoints find them.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -84,10 +82,13 @@ struct What {
     force: bool,
     #[command(flatten)]
     pace: Pace,
+    /// Leave golden images where they are: whoever goes to the checkpoints has to have them
+    #[arg(long)]
+    no_images: bool,
 }
 
 #[derive(Debug, Args)]
-struct Pace {
+pub(super) struct Pace {
     /// How many bytes a second may travel: 50M [default: what `fermata remote add` was told]
     #[arg(long, value_name = "SIZE")]
     limit: Option<ByteSize>,
@@ -100,15 +101,15 @@ struct Pace {
 }
 
 impl Pace {
-    fn request(self) -> CopyRequest {
-        let passphrase = std::env::var("FERMATA_PASSPHRASE").ok().filter(|words| !words.is_empty());
+    pub(super) fn request(self) -> CopyRequest {
+        let passphrase = remotes::passphrase();
         let limit_bytes = self.limit.map(ByteSize::bytes);
         CopyRequest { limit_bytes, jobs: self.jobs.into(), key_file: self.key_file, passphrase, ..CopyRequest::default() }
     }
 }
 
 /// Asks for the passphrase that is needed and not there.
-fn with_passphrase(store: &Path, mut request: CopyRequest) -> std::result::Result<CopyRequest, Failure> {
+pub(super) fn with_passphrase(store: &Path, mut request: CopyRequest) -> std::result::Result<CopyRequest, Failure> {
     let may_be_asked = request.passphrase.is_none() && std::io::stdin().is_terminal();
     if may_be_asked && remotes::encryption(store, &request)? == Encryption::Passphrase {
         let asked = rpassword::prompt_password("passphrase of the remote: ");
@@ -119,15 +120,15 @@ fn with_passphrase(store: &Path, mut request: CopyRequest) -> std::result::Resul
 
 impl What {
     fn request(self, experiment: String) -> CopyRequest {
-        CopyRequest { remote: self.remote, experiment, names: self.names, force: self.force, ..self.pace.request() }
+        let Self { remote, names, force, pace, no_images } = self;
+        CopyRequest { remote, experiment, names, force, without_images: no_images, ..pace.request() }
     }
 }
 
 impl Push {
     pub fn run(self, context: &Context) -> Result {
         let stored = pick::stored(context)?;
-        let request = CopyRequest { without_images: self.no_images, ..self.what.request(stored.experiment) };
-        let request = with_passphrase(&stored.store, request)?;
+        let request = with_passphrase(&stored.store, self.what.request(stored.experiment))?;
         let meter = Meter::new(&context.out, "comparing");
         let copied = remotes::push(&stored.store, &request, &mut |activity| meter.show(&activity))?;
         drop(meter);
@@ -194,12 +195,12 @@ fn tell(context: &Context, copied: &Copied, verb: &str) -> Result {
     Ok(u8::from(is_left(copied)))
 }
 
-fn is_left(copied: &Copied) -> bool {
+pub(super) fn is_left(copied: &Copied) -> bool {
     copied.refs.iter().any(|name| matches!(name.outcome, Outcome::Left { .. }))
 }
 
-fn text(copied: &Copied, verb: &str, style: &Style) -> String {
-    let Copied { remote, experiment, checkpoints, packs, bytes, refs } = copied;
+pub(super) fn text(copied: &Copied, verb: &str, style: &Style) -> String {
+    let Copied { remote, experiment, checkpoints, packs, bytes, images, refs } = copied;
     let mut lines = format!(
         "{}: {} {verb}, {} in {} ({})\n",
         style.paint(Paint::Name, &text::harmless(experiment)),
@@ -208,6 +209,15 @@ fn text(copied: &Copied, verb: &str, style: &Style) -> String {
         text::several(*packs, "pack"),
         text::harmless(remote)
     );
+    for CopiedImage { id, outcome } in images {
+        lines += &match outcome {
+            ImageOutcome::Sent => format!("  golden image {} was sent\n", id.short()),
+            ImageOutcome::Fetched { path } => {
+                format!("  golden image {} is {} now\n", id.short(), text::harmless(&path.display().to_string()))
+            }
+            ImageOutcome::Lacking { why } => style.paint(Paint::Bad, &format!("  not on the remote either: {}\n", text::harmless(why))),
+        };
+    }
     for CopiedRef { name, checkpoint, outcome } in refs {
         let name = match name {
             RefName::Branch(name) => name.clone(),
@@ -234,6 +244,7 @@ fn text(copied: &Copied, verb: &str, style: &Style) -> String {
 mod tests {
     use super::*;
     use crate::commands::samples::id;
+    use fermata_api::types::ImageId;
 
     #[test]
     fn what_was_copied_is_told() {
@@ -244,9 +255,19 @@ mod tests {
             of(RefName::Branch("what-if".into()), 4, Outcome::Left { at: id(9) }),
             of(RefName::Tag("good".into()), 2, Outcome::New),
         ];
-        let mut copied = Copied { remote: "/nas".into(), experiment: "tryout".into(), checkpoints: 3, packs: 1, bytes: 5 << 20, refs };
+        let images = [
+            ImageOutcome::Sent,
+            ImageOutcome::Fetched { path: "/store/images/b.raw".into() },
+            ImageOutcome::Lacking { why: "golden image c is not on this host".into() },
+        ];
+        let images = images.into_iter().zip(1..).map(|(outcome, id)| CopiedImage { id: ImageId([id; 32]), outcome }).collect();
+        let (remote, experiment) = ("/nas".into(), "tryout".into());
+        let mut copied = Copied { remote, experiment, checkpoints: 3, packs: 1, bytes: 5 << 20, images, refs };
         let expected = "\
 tryout: 3 checkpoints sent, 5.0 MiB in 1 pack (/nas)
+  golden image 010101010101 was sent
+  golden image 020202020202 is /store/images/b.raw now
+  not on the remote either: golden image c is not on this host
   main moved to 030303030303
   what-if was left at 090909090909: 040404040404 is not on its line, or a run grows it; --force moves it all the same
   #good is new, at 020202020202

@@ -1,18 +1,25 @@
 //! `fermata remote`: the places that checkpoints are copied to.
 
-use super::{Context, Result};
+use super::{
+    Context, Result,
+    push::{Pace, with_passphrase},
+    rm,
+};
 use crate::{
     out::{Failure, Paint, Style},
+    progress::Meter,
     table::{Cell, Set, Table},
     text,
 };
 use clap::{Args, Subcommand};
 use fermata_api::{
     local,
-    remotes::{self, Encryption, RemoteEntry},
-    spec::ByteSize,
+    remote_prune::{self, RemotePruneRequest},
+    remotes::{self, CopyRequest, Encryption, RemoteEntry},
+    spec::{ByteSize, Keep},
+    values::RemotePruned,
 };
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Name places that checkpoints are copied to, or list them
 ///
@@ -29,11 +36,18 @@ Examples:
   fermata remote add backup s3://my-bucket/fermata --key-file fermata.key
   fermata remote add nas /mnt/nas/fermata --plain --limit 50M
   fermata remote
-  fermata push nas")]
+  fermata push nas
+  fermata remote prune nas --keep 'last 20, every 1d'")]
 pub struct Remote {
     #[command(subcommand)]
     what: Option<What>,
 }
+
+const PRUNE_EXAMPLES: &str = "\
+Examples:
+  fermata remote prune nas --keep 'last 20, every 1h for 7d, every 1d' --dry-run
+  fermata remote prune nas 3f2a9c1b 77e0a1c2
+  fermata remote prune nas";
 
 #[derive(Debug, Subcommand)]
 enum What {
@@ -49,11 +63,66 @@ enum What {
         #[command(flatten)]
         encryption: Encrypt,
     },
+    /// Remove checkpoints from a place, and all that none of the others there needs
+    ///
+    /// Removed is what is named, and with --keep what the rules do not keep, of each experiment there or of the one of -e: as `fermata prune` does it here, so that what a branch or
+    /// a tag is on stays. Without either only what no checkpoint needs goes, such as the beginnings of pushes that were never finished. Other hosts may push meanwhile: they are
+    /// waited for. One that gives no sign of life for five minutes ends this with an error.
+    #[command(after_long_help = PRUNE_EXAMPLES)]
+    Prune(Prune),
     /// Forget a place; what is there stays
     Rm {
         /// Its name here
         name: String,
     },
+}
+
+#[derive(Debug, Args)]
+struct Prune {
+    /// Its name here [default: the only one, or origin]
+    name: Option<String>,
+    /// Checkpoints, by the beginnings of their ids
+    #[arg(value_name = "ID")]
+    checkpoints: Vec<String>,
+    /// What is kept: 'last 20, every 1m for 1h, every 1d'
+    #[arg(long, value_name = "POLICY")]
+    keep: Option<Keep>,
+    /// Only say what would go
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Do not ask before anything is removed
+    #[arg(short, long)]
+    yes: bool,
+    /// Go on without waiting for pushes under way, where you know that they are dead
+    #[arg(long)]
+    no_wait: bool,
+    #[command(flatten)]
+    pace: Pace,
+}
+
+impl Prune {
+    fn run(self, context: &Context, store: &Path) -> std::result::Result<(), Failure> {
+        let Self { name, checkpoints, keep, dry_run, yes, no_wait, pace } = self;
+        let out = &context.out;
+        let experiment = context.experiment().unwrap_or_default().to_owned();
+        let copy = CopyRequest { remote: name, names: checkpoints, experiment, ..pace.request() };
+        let copy = with_passphrase(store, copy)?;
+        let request = RemotePruneRequest { copy, keep, dry_run, take_pushes_for_dead: no_wait };
+        if !yes && !dry_run && rm::can_ask() {
+            let would = remote_prune::prune(store, &RemotePruneRequest { dry_run: true, ..request.clone() }, &mut |_| {})?;
+            if !would.removed.is_empty() {
+                rm::ask(&pruned_text(&would, &Style::default()))?;
+            }
+        }
+        let meter = Meter::new(out, "looking what is there");
+        let pruned = remote_prune::prune(store, &request, &mut |activity| meter.show(&activity))?;
+        drop(meter);
+        out.answer(&pruned, |style| match out.quiet {
+            true => pruned.removed.iter().map(|gone| format!("{}\n", gone.id)).collect(),
+            false => pruned_text(&pruned, style),
+        })?;
+        Ok(())
+    }
 }
 
 #[derive(Debug, Args)]
@@ -91,6 +160,7 @@ impl Remote {
                 let entry = remotes::add(&store, RemoteEntry { name, address, limit_bytes: limit.map(ByteSize::bytes), encryption })?;
                 out.answer(&entry, |style| if out.quiet { entry.name.clone() } else { list(std::slice::from_ref(&entry), style) })?;
             }
+            Some(What::Prune(prune)) => prune.run(context, &store)?,
             Some(What::Rm { name }) => {
                 let entry = remotes::forget(&store, &name)?;
                 out.answer(&entry, |_| match out.quiet {
@@ -110,6 +180,35 @@ impl Remote {
         }
         Ok(0)
     }
+}
+
+fn pruned_text(pruned: &RemotePruned, style: &Style) -> String {
+    let RemotePruned { remote, dry_run, removed, kept, freed } = pruned;
+    let mut table = Table::bare(&[Set::Left, Set::Left, Set::Left, Set::Left]);
+    for gone in removed {
+        table.row(vec![
+            Cell::new(Paint::Id, gone.id.short()),
+            Cell::new(Paint::Name, text::harmless(&gone.experiment)),
+            text::harmless(&gone.branch).into(),
+            text::time_of_day(&gone.created, false).into(),
+        ]);
+    }
+    let images = if freed.images > 0 { format!(" and {}", text::several(freed.images, "golden image")) } else { String::new() };
+    let mut lines = if removed.is_empty() { String::new() } else { table.render(style) };
+    lines += &format!(
+        "{} {}{images}, {} in {}, of which {} written anew; {} kept ({})\n",
+        text::several(freed.checkpoints, "checkpoint"),
+        if *dry_run { "would be removed" } else { "removed" },
+        text::bytes(freed.bytes),
+        text::several(freed.packs, "pack"),
+        text::bytes(freed.rewritten_bytes),
+        text::several(*kept, "checkpoint"),
+        text::harmless(remote)
+    );
+    if freed.dead_pushes > 0 {
+        lines += &format!("pushes that were taken for dead: {}; what they sent goes the next time\n", text::count(freed.dead_pushes));
+    }
+    lines
 }
 
 fn list(all: &[RemoteEntry], style: &Style) -> String {

@@ -6,7 +6,11 @@ use crate::{
     pack::contents::{self, Contents, TRAILER},
 };
 use fermata_types::PackId;
-use std::{collections::HashMap, fs, path::PathBuf};
+use std::{
+    collections::{HashMap, HashSet},
+    fs,
+    path::PathBuf,
+};
 
 /// The end of a pack that is fetched at first. It has the table of contents of most.
 const TAIL: u64 = 256 << 10;
@@ -34,23 +38,28 @@ pub(super) struct Catalog {
 }
 
 impl Catalog {
-    /// Reads the tables of contents of all packs: those that were read before from a cache beside the store.
-    pub fn read(store: &Store, remote: &dyn Remote, jobs: usize, progress: &mut dyn FnMut(Progress)) -> Result<Self> {
-        let mut listed = Vec::new();
-        for (name, length) in list(remote, "packs/")? {
-            // What else lies there is none of ours.
-            if let Some(id) = name.strip_suffix(".pack").and_then(|id| id.rsplit('/').next()?.parse::<PackId>().ok()) {
-                listed.push((id, length));
-            }
-        }
+    /// Reads the tables of contents of all packs: those that were read before from a cache beside the store. What lies in several packs is found in one that is not
+    /// about to go, if there is such a one.
+    pub fn read(
+        store: &Store,
+        remote: &dyn Remote,
+        jobs: usize,
+        going: &HashSet<PackId>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self> {
+        let listed = packs_on(remote)?;
         let total = listed.len() as u64;
-        let mut catalog = Self { packs: Vec::new(), places: HashMap::new() };
+        let mut packs = Vec::with_capacity(listed.len());
         let read = |(id, length): &(PackId, u64)| contents_of(store, remote, id, *length);
         in_parallel(jobs, &listed, read, |(id, length), contents| {
-            catalog.add(RemotePack { id: *id, length: *length, contents });
-            progress(Progress { done: catalog.packs.len() as u64, total });
+            // One that somebody has just removed is not there: nothing needed it there.
+            packs.extend(contents.map(|contents| RemotePack { id: *id, length: *length, contents }));
+            progress(Progress { done: packs.len() as u64, total });
             Ok(())
         })?;
+        packs.sort_by_key(|pack| (going.contains(&pack.id), pack.id));
+        let mut catalog = Self { packs: Vec::new(), places: HashMap::new() };
+        packs.into_iter().for_each(|pack| catalog.add(pack));
         Ok(catalog)
     }
 
@@ -69,10 +78,17 @@ impl Catalog {
         self.places.get(name).copied()
     }
 
-    /// The names of all objects.
-    pub fn names(&self) -> impl Iterator<Item = &Name> {
-        self.places.keys()
+    /// The names of all objects in packs that are not about to go.
+    pub fn staying(&self, going: &HashSet<PackId>) -> impl Iterator<Item = &Name> {
+        self.places.iter().filter(|(_, place)| !going.contains(&self.packs[place.pack as usize].id)).map(|(name, _)| name)
     }
+}
+
+/// The packs of a remote, and how long each is.
+pub(super) fn packs_on(remote: &dyn Remote) -> Result<Vec<(PackId, u64)>> {
+    // What else lies there is none of ours.
+    let id = |name: &str| name.strip_suffix(".pack")?.rsplit('/').next()?.parse().ok();
+    Ok(list(remote, "packs/")?.into_iter().filter_map(|(name, length)| Some((id(&name)?, length))).collect())
 }
 
 /// What a pack is called on a remote.
@@ -81,31 +97,29 @@ pub(super) fn pack_name(id: &PackId) -> String {
     format!("packs/{}/{text}.pack", &text[..2])
 }
 
-/// The table of contents of a pack, checked against its id.
-fn contents_of(store: &Store, remote: &dyn Remote, id: &PackId, length: u64) -> Result<Contents> {
+/// The table of contents of a pack, checked against its id; none: it is gone.
+fn contents_of(store: &Store, remote: &dyn Remote, id: &PackId, length: u64) -> Result<Option<Contents>> {
     let cache = cache_of(store, id);
     if let Some(contents) = fs::read(&cache).ok().and_then(|bytes| decode(&bytes, id)) {
-        return Ok(contents);
+        return Ok(Some(contents));
     }
     let object = pack_name(id);
     let wrong = |detail: String| damaged(remote, &object, detail);
-    let tail = |most: u64| -> Result<Vec<u8>> {
-        let tail = remote.tail(&object, most).map_err(Error::io("read", &place(remote, &object)))?;
-        tail.ok_or_else(|| wrong("it was there a moment ago, and is gone".into()))
-    };
-    let mut end = tail(TAIL)?;
+    let tail = |most: u64| remote.tail(&object, most).map_err(Error::io("read", &place(remote, &object)));
+    let Some(mut end) = tail(TAIL)? else { return Ok(None) };
     let trailer = end.last_chunk::<TRAILER>().ok_or_else(|| wrong("it is too short for a pack".into()))?;
     let (at, bytes) = contents::check_trailer(trailer, id, length).map_err(wrong)?;
     let wanted = bytes + TRAILER as u64;
     if (end.len() as u64) < wanted {
-        end = tail(wanted)?;
+        let Some(all) = tail(wanted)? else { return Ok(None) };
+        end = all;
     }
     let from = (end.len() as u64).checked_sub(wanted).ok_or_else(|| wrong("it ends before its table of contents".into()))? as usize;
     let table = [&at.to_le_bytes()[..], &end[from..from + bytes as usize]].concat();
     let contents = decode(&table, id).ok_or_else(|| wrong("its table of contents does not fit its name".into()))?;
     // It is only a cache.
     let _ = cache.parent().map(fs::create_dir_all).and_then(|made| made.and_then(|()| fs::write(&cache, &table)).ok());
-    Ok(contents)
+    Ok(Some(contents))
 }
 
 /// Where a table lay in its pack (8 bytes), and the table.

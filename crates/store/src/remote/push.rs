@@ -3,19 +3,23 @@
 use super::{
     CopyStage, Name, Remote,
     catalog::{Catalog, pack_name},
-    check_format, checkpoints_on, place, record_name,
+    check_format, checkpoints_on, image,
+    image::ImageRecord,
+    lease::{Going, Lease, unique, unique_bytes},
+    lines, place, record_name,
 };
 use crate::{
     Error, Hold, Progress, Record, Result, Store,
     error::Named,
+    hash,
     index::Location,
     node::Stored,
     pack::PackBuilder,
     table::{Nodes as _, top_level},
 };
-use fermata_types::{BlobName, CheckpointId, NodeName, PAGE_SIZE, PackId, PageName, ZERO_PAGE};
+use fermata_types::{BlobName, CheckpointId, ImageId, NodeName, PAGE_SIZE, PackId, PageBuf, PageName, ZERO_PAGE};
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{BTreeSet, HashSet, VecDeque},
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     thread,
 };
@@ -30,7 +34,7 @@ const GROUP_MAX: usize = 256;
 pub struct PushOptions {
     /// Packs sent at a time.
     pub jobs: usize,
-    /// Send pages of golden images, too. Else a checkpoint can be pulled only where its images are.
+    /// Send the golden images, too. Else a checkpoint can be used only where its images are; pages of memory that lie in one are sent all the same.
     pub images: bool,
 }
 
@@ -52,13 +56,15 @@ pub struct Pushed {
     pub packs: u64,
     /// Bytes that were sent, without records.
     pub bytes: u64,
+    /// Golden images that the remote has now and had not.
+    pub images: u64,
 }
 
 impl Store {
     /// Puts checkpoints on a remote: only what it lacks travels, and a checkpoint can be seen there once all of it is there. Interrupted, it leaves packs
     /// there that are not sent again.
     ///
-    /// Golden images that pages lie in must be open, if these are to be sent.
+    /// Golden images that the remote lacks must be open: see [`Store::remote_images`].
     pub fn push(
         &self,
         remote: &dyn Remote,
@@ -67,41 +73,62 @@ impl Store {
         progress: &mut dyn FnMut(CopyStage, Progress),
     ) -> Result<Pushed> {
         check_format(remote, true)?;
+        let lease = Lease::take(remote)?;
+        let going = Going::look(remote)?;
         let mut records = ids.iter().map(|id| Ok((*id, self.record(id)?))).collect::<Result<Vec<_>>>()?;
-        let experiments: HashSet<_> = records.iter().map(|(_, record)| record.experiment.clone()).collect();
-        for experiment in experiments {
-            let there: HashSet<_> = checkpoints_on(remote, &experiment)?.into_iter().collect();
-            records.retain(|(id, _)| !there.contains(id));
+        // Those of checkpoints that are there already, too: they may have been sent without.
+        let mut images: BTreeSet<_> =
+            records.iter().filter(|_| options.images).flat_map(|(_, record)| record.images.iter().copied()).collect();
+        if !images.is_empty() {
+            let there = staying_images(remote, &going)?;
+            images.retain(|image| !there.contains(image));
         }
-        if records.is_empty() {
+        let experiments: HashSet<_> = records.iter().map(|(_, record)| record.experiment.clone()).collect();
+        let mut known = HashSet::new();
+        for experiment in experiments {
+            known.extend(checkpoints_on(remote, &experiment)?);
+        }
+        records.retain(|(id, _)| !known.contains(id));
+        if records.is_empty() && images.is_empty() {
             return Ok(Pushed::default());
         }
         let jobs = options.jobs.max(1);
-        let catalog = Catalog::read(self, remote, jobs, &mut |at| progress(CopyStage::Look, at))?;
-        let mut plan = Plan { store: self, images: options.images, there: catalog.names().copied().collect(), fresh: HashSet::new() };
-        let mut wanted = Vec::new();
-        for (done, (id, record)) in records.iter().enumerate() {
-            progress(CopyStage::Compare, Progress { done: done as u64, total: records.len() as u64 });
-            wanted.push(plan.wanted(id, record)?);
-        }
-        let total = wanted.iter().map(|wanted| wanted.pages.len() as u64).sum();
-        let uploads = Uploads { remote, most: jobs, state: Mutex::default(), changed: Condvar::new() };
+        let catalog = Catalog::read(self, remote, jobs, &going.packs, &mut |at| progress(CopyStage::Look, at))?;
+        let mut plan = Plan { store: self, there: catalog.staying(&going.packs).copied().collect(), fresh: HashSet::new() };
+        drop(catalog);
+        let uploads = Uploads::new(remote, jobs);
         thread::scope(|scope| {
+            scope.spawn(|| lease.beat());
             for _ in 0..jobs {
                 scope.spawn(|| uploads.serve());
             }
-            let mut push = Push { store: self, remote, uploads: &uploads, builder: None, told: Pushed::default() };
-            let sent = push.send_all(wanted, total, progress);
+            let mut push = Push::new(self, remote, &uploads, Some(&lease), known);
+            let sent = push.all(&mut plan, &images, &records, progress);
             uploads.close();
-            sent.map(|()| push.told)
+            lease.end_beats();
+            // Whatever failed, that somebody took it for dead is the cause.
+            sent.map(|()| push.told).map_err(|error| lease.check().err().filter(|_| lease.is_lost()).unwrap_or(error))
         })
     }
+
+    /// The golden images that a remote has.
+    pub fn remote_images(&self, remote: &dyn Remote) -> Result<BTreeSet<ImageId>> {
+        staying_images(remote, &Going::look(remote)?)
+    }
+}
+
+/// The golden images of which a remote has a record that is not about to go.
+fn staying_images(remote: &dyn Remote, going: &Going) -> Result<BTreeSet<ImageId>> {
+    let stays = |(id, objects): (ImageId, BTreeSet<String>)| objects.iter().any(|object| !going.images.contains(object)).then_some(id);
+    Ok(image::all(remote)?.into_iter().filter_map(stays).collect())
 }
 
 /// What a remote lacks of a checkpoint.
 struct Wanted {
     id: CheckpointId,
     experiment: String,
+    /// The nearest ancestor that is here.
+    parent: Option<CheckpointId>,
     pages: Vec<PageName>,
     /// Those below a node come before it. Beside each one the base that it may be sent as a delta to: one that was there before.
     nodes: Vec<(NodeName, Option<NodeName>)>,
@@ -111,7 +138,6 @@ struct Wanted {
 /// Finds out what is lacking.
 struct Plan<'a> {
     store: &'a Store,
-    images: bool,
     /// What the remote has, or will have once all that was planned is sent.
     there: HashSet<Name>,
     /// Of them the nodes of the checkpoint that is being planned.
@@ -120,7 +146,8 @@ struct Plan<'a> {
 
 impl Plan<'_> {
     fn wanted(&mut self, id: &CheckpointId, record: &Record) -> Result<Wanted> {
-        let mut wanted = Wanted { id: *id, experiment: record.experiment.clone(), pages: Vec::new(), nodes: Vec::new(), blobs: Vec::new() };
+        let (experiment, parent) = (record.experiment.clone(), record.parent);
+        let mut wanted = Wanted { id: *id, experiment, parent, pages: Vec::new(), nodes: Vec::new(), blobs: Vec::new() };
         self.fresh.clear();
         for part in &record.parts {
             for root in part.tables.values() {
@@ -153,14 +180,13 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Pages that lie in one frame are read together. Those in golden images stay here, unless they are wanted, too.
+    /// Pages that lie in one frame are read together.
     fn in_the_order_of_packs(&self, pages: &mut Vec<PageName>) -> Result<()> {
-        let (inner, images) = (&self.store.0, self.images);
+        let inner = &self.store.0;
         let read = inner.index.read()?;
         let mut placed = Vec::with_capacity(pages.len());
         for name in pages.drain(..) {
             match inner.locate_page(&read, &name)? {
-                Location::Image { .. } if !images => {}
                 Location::Image { image, block } => placed.push((true, image, u64::from(block), 0, name)),
                 Location::Pack { pack, offset, place, .. } => placed.push((false, pack, offset, place, name)),
             }
@@ -172,15 +198,88 @@ impl Plan<'_> {
 }
 
 /// Sends.
-struct Push<'a> {
+pub(super) struct Push<'a> {
     store: &'a Store,
     remote: &'a dyn Remote,
     uploads: &'a Uploads<'a>,
+    /// None for whoever needs none, since he removes.
+    lease: Option<&'a Lease<'a>>,
     builder: Option<PackBuilder>,
-    told: Pushed,
+    /// Checkpoints that the remote had before.
+    known: HashSet<CheckpointId>,
+    pub told: Pushed,
 }
 
-impl Push<'_> {
+impl<'a> Push<'a> {
+    pub fn new(
+        store: &'a Store,
+        remote: &'a dyn Remote,
+        uploads: &'a Uploads<'a>,
+        lease: Option<&'a Lease<'a>>,
+        known: HashSet<CheckpointId>,
+    ) -> Self {
+        Self { store, remote, uploads, lease, builder: None, known, told: Pushed::default() }
+    }
+
+    /// Sends golden images, and then the checkpoints that stand on them.
+    fn all(
+        &mut self,
+        plan: &mut Plan<'_>,
+        images: &BTreeSet<ImageId>,
+        records: &[(CheckpointId, Record)],
+        progress: &mut dyn FnMut(CopyStage, Progress),
+    ) -> Result<()> {
+        for id in images {
+            image::Sender { store: self.store, id: *id, there: &mut plan.there }.send(self, progress)?;
+        }
+        let mut wanted = Vec::new();
+        for (done, (id, record)) in records.iter().enumerate() {
+            progress(CopyStage::Compare, Progress { done: done as u64, total: records.len() as u64 });
+            wanted.push(plan.wanted(id, record)?);
+        }
+        let total = self.told.pages + wanted.iter().map(|wanted| wanted.pages.len() as u64).sum::<u64>();
+        self.send_all(wanted, total, progress)
+    }
+
+    pub fn page(&mut self, name: &PageName, content: &PageBuf) -> Result<()> {
+        self.builder()?.add_page(name, content)?;
+        self.told.pages += 1;
+        self.seal_if(PACK_BYTES).map(drop)
+    }
+
+    /// Sends a node in the form in which it is stored. Those below it come before it.
+    pub fn node(&mut self, name: &NodeName, stored: &[u8]) -> Result<()> {
+        self.builder()?.add_node(name, stored)?;
+        if self.seal_if(PACK_BYTES)? { self.uploads.settle() } else { Ok(()) }
+    }
+
+    /// Waits until all that was sent is there.
+    pub fn settle(&mut self) -> Result<()> {
+        self.seal_if(0)?;
+        self.uploads.settle()
+    }
+
+    /// The record of a golden image, when all of it is there.
+    pub fn put_image(&mut self, id: &ImageId, record: &ImageRecord) -> Result<()> {
+        let object = image::name(id, &unique(self.remote)?);
+        self.counted_on(|| self.remote.put(&object, record.encode()).map_err(Error::io("write", &place(self.remote, &object))))?;
+        self.told.images += 1;
+        Ok(())
+    }
+
+    /// Shows what stands on all that was there. Nobody may have removed any of that since, and taken us for dead.
+    fn counted_on(&self, show: impl FnOnce() -> Result<()>) -> Result<()> {
+        let check = || self.lease.map_or(Ok(()), Lease::check);
+        check()?;
+        show()?;
+        check()
+    }
+
+    pub fn blob(&mut self, name: &BlobName, bytes: &[u8]) -> Result<()> {
+        self.builder()?.add_blob(name, bytes)?;
+        self.seal_if(PACK_BYTES).map(drop)
+    }
+
     /// Sends checkpoints, several small ones together: packs are to be few and large.
     fn send_all(&mut self, all: Vec<Wanted>, total: u64, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
         let mut group = Vec::new();
@@ -202,41 +301,35 @@ impl Push<'_> {
         let mut content = [0; PAGE_SIZE];
         for name in &wanted.pages {
             self.store.read_page(name, &mut content)?;
-            self.builder()?.add_page(name, &content)?;
-            self.told.pages += 1;
-            self.seal_if(PACK_BYTES)?;
+            self.page(name, &content)?;
             progress(CopyStage::Transfer, Progress { done: self.told.pages, total });
         }
         for name in &wanted.blobs {
             let bytes = self.store.read_blob(name)?;
-            self.builder()?.add_blob(name, &bytes)?;
-            self.seal_if(PACK_BYTES)?;
+            self.blob(name, &bytes)?;
         }
         Ok(())
     }
 
     /// Sends the nodes and records of checkpoints whose contents were sent. Nobody may see a node before what is below it is there, nor a record.
     fn complete(&mut self, group: Vec<(Wanted, Hold)>) -> Result<()> {
-        self.seal_if(0)?;
-        self.uploads.settle()?;
+        self.settle()?;
         for (name, base) in group.iter().flat_map(|(wanted, _)| &wanted.nodes) {
-            let bytes = self.node(name, base.as_ref())?;
-            self.builder()?.add_node(name, &bytes)?;
-            if self.seal_if(PACK_BYTES)? {
-                self.uploads.settle()?;
-            }
+            let bytes = self.stored(name, base.as_ref())?;
+            self.node(name, &bytes)?;
         }
-        self.seal_if(0)?;
-        self.uploads.settle()?;
-        for (wanted, _) in &group {
-            self.record(wanted)?;
-            self.told.checkpoints += 1;
+        self.settle()?;
+        let shown = self.counted_on(|| group.iter().try_for_each(|(wanted, _)| self.record(wanted)));
+        if self.lease.is_some_and(Lease::is_lost) {
+            // Nobody is to see them, for what they stand on may be gone.
+            group.iter().for_each(|(wanted, _)| _ = self.remote.remove(&record_name(&wanted.experiment, &wanted.id)));
         }
-        Ok(())
+        self.told.checkpoints += group.len() as u64;
+        shown
     }
 
     /// A node in the form in which it is sent.
-    fn node(&self, name: &NodeName, base: Option<&NodeName>) -> Result<Vec<u8>> {
+    fn stored(&self, name: &NodeName, base: Option<&NodeName>) -> Result<Vec<u8>> {
         let inner = &self.store.0;
         let (stored, _) = inner.stored_node(name)?;
         Ok(match &stored {
@@ -258,6 +351,11 @@ impl Push<'_> {
                 .ok_or_else(|| Error::missing(Named("checkpoint", wanted.id.as_bytes()).to_string(), "it was removed meanwhile"))?
         };
         let object = record_name(&wanted.experiment, &wanted.id);
+        // Who descends from one that will not be there is not to lose its line.
+        let parent = Record::decode(&bytes, &wanted.id, &place(self.remote, &object))?.parent;
+        if let Some(parent) = parent.filter(|parent| wanted.parent != Some(*parent) && !self.known.contains(parent)) {
+            lines::remember(self.remote, &wanted.experiment, &(parent, wanted.parent))?;
+        }
         self.remote.put(&object, bytes).map_err(Error::io("write", &place(self.remote, &object)))
     }
 
@@ -265,7 +363,13 @@ impl Push<'_> {
         let inner = &self.store.0;
         Ok(match &mut self.builder {
             Some(builder) => builder,
-            none => none.insert(PackBuilder::new(inner.medium.clone(), &inner.path.join("tmp"))?),
+            none => {
+                let mut builder = PackBuilder::new(inner.medium.clone(), &inner.path.join("tmp"))?;
+                // So that no pack is ever called as one that is about to be removed.
+                let number = unique_bytes(self.remote)?;
+                builder.add_blob(&hash::blob(&number), &number)?;
+                none.insert(builder)
+            }
         })
     }
 
@@ -281,7 +385,7 @@ impl Push<'_> {
 }
 
 /// Packs on their way, several at a time.
-struct Uploads<'a> {
+pub(super) struct Uploads<'a> {
     remote: &'a dyn Remote,
     /// That wait at most.
     most: usize,
@@ -297,7 +401,11 @@ struct Queue {
     error: Option<Error>,
 }
 
-impl Uploads<'_> {
+impl<'a> Uploads<'a> {
+    pub fn new(remote: &'a dyn Remote, most: usize) -> Self {
+        Self { remote, most, state: Mutex::default(), changed: Condvar::new() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -324,7 +432,7 @@ impl Uploads<'_> {
     }
 
     /// No more come, and those that wait are not sent.
-    fn close(&self) {
+    pub fn close(&self) {
         let mut queue = self.lock();
         queue.packs.clear();
         queue.closed = true;
@@ -332,7 +440,7 @@ impl Uploads<'_> {
     }
 
     /// Sends until it is closed.
-    fn serve(&self) {
+    pub fn serve(&self) {
         loop {
             let mut queue = self.wait(|queue| queue.closed || !queue.packs.is_empty());
             let Some((id, bytes)) = queue.packs.pop_front() else { return };

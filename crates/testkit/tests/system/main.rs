@@ -1,5 +1,6 @@
 //! The tests that boot guests: one program, for each program would be linked with all of Fermata.
 
+mod backup;
 mod balloon;
 mod capture;
 mod clocks;

@@ -43,7 +43,9 @@ fn a_machine_goes_on_from_a_copy() {
     let (mut here, mut there) = (Cli::new(), Cli::new());
     let place = here.path().join("place");
     let place = place.to_str().expect("a name in UTF-8");
-    let more = format!("    image: {}\n", here.disk().display());
+    let (image, away) = (here.path().join("golden.raw"), here.path().join("elsewhere.raw"));
+    fs::copy(here.disk(), &image).expect("a copy");
+    let more = format!("    image: {}\n", image.display());
     here.write("machine.yaml", &guests::tiny("copied", "fermata.run=tick fermata.disk=rw", &more));
     here.ok(&["up", "machine.yaml"]);
     marked(&here, "first");
@@ -58,6 +60,7 @@ fn a_machine_goes_on_from_a_copy() {
     let pushed = here.json(&["push"]);
     assert_eq!((count(&pushed["checkpoints"]), outcome(&pushed, "branch", "main")), (2, &Value::from("new")), "{pushed}");
     let first_bytes = count(&pushed["bytes"]);
+    assert_eq!(pushed["images"][0]["outcome"], "sent", "{pushed}");
     let again = here.json(&["push"]);
     assert_eq!((count(&again["checkpoints"]), count(&again["bytes"])), (0, 0), "{again}");
     marked(&here, "third");
@@ -68,8 +71,13 @@ fn a_machine_goes_on_from_a_copy() {
     there.set("FERMATA_PASSPHRASE", "not that one");
     there.fails(&["clone", place], 1, &["not the passphrase"]);
     there.set("FERMATA_PASSPHRASE", "correct horse battery staple");
+    // As on another host: the image is not there.
+    fs::rename(&image, &away).expect("it is moved");
     let cloned = there.json(&["clone", place]);
     assert_eq!(count(&cloned[0]["checkpoints"]), 3, "{cloned}");
+    let fetched = &cloned[0]["images"][0];
+    assert_eq!(fetched["outcome"], "fetched", "{cloned}");
+    assert!(fs::read(string(&fetched["path"])).expect("it is there") == fs::read(&away).expect("it is there"), "it is the same image");
     assert_eq!(ids(&there), ids(&here));
     assert!(array(&there.json(&["verify"])["damage"]).is_empty());
     // The branch goes on elsewhere, while the first goes on here.
@@ -79,6 +87,7 @@ fn a_machine_goes_on_from_a_copy() {
     let pushed = there.json(&["push"]);
     assert_eq!(outcome(&pushed, "branch", "main.2"), &Value::from("new"), "{pushed}");
     there.ok(&["down"]);
+    fs::rename(&away, &image).expect("it is moved back");
     has(&here, "third");
     let pulled = here.json(&["pull"]);
     assert_eq!((count(&pulled["checkpoints"]), outcome(&pulled, "branch", "main.2")), (1, &Value::from("new")), "{pulled}");

@@ -1,0 +1,249 @@
+//! Keeping a copy of every checkpoint elsewhere: once, or by keepers as they take them.
+
+use crate::{
+    convert::problem,
+    local,
+    remotes::{self, Copied, CopyRequest, Outcome, Refs, There},
+    values::{Activity, BackupEntry, BackupStanding, Problem},
+};
+use fermata_linux::priority::go_last;
+use fermata_store::{Record, Store, remote::RefName};
+use fermata_timeline::Keeper;
+use fermata_types::CheckpointId;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+    sync::{Arc, Weak},
+    thread,
+    time::Duration,
+};
+
+/// Where a store remembers what keepers copy by themselves.
+const FILE: &str = "backups.json";
+/// Between two looks whether there is something to copy. What comes within is copied together, into few packs.
+const LOOK_EVERY: Duration = Duration::from_secs(20);
+/// After a copy that failed.
+const AGAIN_AFTER: Duration = Duration::from_secs(60);
+/// Transfers at a time beside running machines.
+const JOBS: usize = 2;
+
+/// What keepers copy by themselves.
+pub fn kept(store: &Path) -> Result<Vec<BackupEntry>, Problem> {
+    let path = store.join(FILE);
+    match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(Problem::new(format!("cannot read {}: {error}", path.display()))),
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
+            Problem::new(format!("{} is damaged: {error}; remove it, and say again what is to be backed up", path.display()))
+        }),
+    }
+}
+
+/// Fails unless a remote has this name here.
+pub fn check_name(store: &Path, remote: &str) -> Result<(), Problem> {
+    match remotes::remotes(store)?.iter().any(|known| known.name == remote) {
+        true => Ok(()),
+        false => Err(Problem::new(format!("no remote is called {remote}: `fermata remote add NAME {remote}` gives it a name first"))),
+    }
+}
+
+/// From now on keepers copy what they take to this remote. Those that run already see it when they look next.
+pub fn keep(store: &Path, entry: BackupEntry) -> Result<Vec<BackupEntry>, Problem> {
+    let mut all = kept(store)?;
+    if !all.contains(&entry) {
+        all.push(entry);
+        remotes::write_json(&store.join(FILE), &all)?;
+    }
+    Ok(all)
+}
+
+/// No longer; what is there stays. Without an experiment: of none.
+pub fn leave(store: &Path, entry: &BackupEntry) -> Result<Vec<BackupEntry>, Problem> {
+    let mut all = kept(store)?;
+    let before = all.len();
+    all.retain(|known| known.remote != entry.remote || entry.experiment.is_some() && known.experiment != entry.experiment);
+    if all.len() == before {
+        let of = entry.experiment.as_ref().map(|experiment| format!(" of {experiment}")).unwrap_or_default();
+        return Err(Problem::new(format!("no keeper copies anything{of} to {} by itself: `fermata backup` shows what is", entry.remote)));
+    }
+    remotes::write_json(&store.join(FILE), &all)?;
+    Ok(all)
+}
+
+/// Copies every checkpoint of an experiment that a remote lacks, with branches, tags and golden images; without one, of every experiment of the store.
+pub fn back_up(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity)) -> Result<Vec<Copied>, Problem> {
+    let experiments = match request.experiment.as_str() {
+        "" => experiments(&local::open(store)?)?.into_keys().collect(),
+        one => vec![one.to_owned()],
+    };
+    let copy = |experiment| remotes::push(store, &CopyRequest { experiment, everything: true, ..request.clone() }, &mut *busy);
+    experiments.into_iter().map(copy).collect()
+}
+
+/// How far remotes are behind: those that keepers copy to, or the one that is asked for.
+pub fn standing(store: &Path, request: &CopyRequest) -> Result<Vec<BackupStanding>, Problem> {
+    let opened = local::open(store)?;
+    let entries = kept(store)?;
+    let experiments = experiments(&opened)?;
+    let is_asked = |experiment: &str| request.experiment.is_empty() || request.experiment == experiment;
+    let remotes: BTreeSet<_> = match &request.remote {
+        Some(remote) => [remote.clone()].into(),
+        None => entries.iter().map(|entry| entry.remote.clone()).collect(),
+    };
+    let mut standings = Vec::new();
+    for remote in remotes {
+        let request = CopyRequest { remote: Some(remote.clone()), ..request.clone() };
+        let address = remotes::entry(store, &request)?.address;
+        for (experiment, records) in experiments.iter().filter(|(experiment, _)| is_asked(experiment)) {
+            let is_kept = |entry: &BackupEntry| entry.remote == remote && entry.experiment.as_ref().is_none_or(|name| name == experiment);
+            let kept = entries.iter().any(is_kept);
+            if !kept && request.experiment.is_empty() && entries.iter().any(|entry| entry.remote == remote) {
+                continue;
+            }
+            let there = remotes::there(store, &CopyRequest { experiment: experiment.clone(), ..request.clone() });
+            let here = (records, remotes::refs(&opened, experiment)?);
+            standings.push(BackupStanding { kept, ..compared(&remote, &address, experiment, here, there) });
+        }
+    }
+    Ok(standings)
+}
+
+type Records = Vec<(CheckpointId, Record)>;
+
+fn experiments(store: &Store) -> Result<BTreeMap<String, Records>, Problem> {
+    let mut experiments = BTreeMap::<_, Records>::new();
+    for (id, record) in store.records().map_err(problem)? {
+        experiments.entry(record.experiment.clone()).or_default().push((id, record));
+    }
+    Ok(experiments)
+}
+
+fn compared(
+    remote: &str,
+    address: &str,
+    experiment: &str,
+    (here, refs): (&Records, Refs),
+    there: Result<There, Problem>,
+) -> BackupStanding {
+    let (there, trouble) = match there {
+        Ok(there) => (there, None),
+        Err(problem) => (There::default(), Some(problem.message)),
+    };
+    let is_lacking = |id: &CheckpointId| !there.checkpoints.contains(id) && !there.removed.contains(id);
+    let newest = here.iter().max_by_key(|(_, record)| record.created_ns);
+    let newest_there = here.iter().filter(|(id, _)| there.checkpoints.contains(id)).max_by_key(|(_, record)| record.created_ns);
+    let apart =
+        |(newest, there): (&(CheckpointId, Record), &(CheckpointId, Record))| newest.1.created_ns.saturating_sub(there.1.created_ns);
+    BackupStanding {
+        remote: remote.to_owned(),
+        address: address.to_owned(),
+        experiment: experiment.to_owned(),
+        kept: false,
+        checkpoints: here.len() as u64,
+        lacking: here.iter().filter(|(id, _)| is_lacking(id)).count() as u64,
+        lacking_refs: refs.iter().filter(|(name, id)| there.refs.get(name) != Some(id)).count() as u64,
+        newest: newest.map(|(id, _)| *id),
+        newest_there: newest_there.map(|(id, _)| *id),
+        behind_ns: newest.zip(newest_there).map(apart),
+        trouble,
+    }
+}
+
+/// Copies what a keeper takes to the remotes that it is to be copied to, in a thread of its own that lets everybody else go first. Ends with the keeper.
+pub(crate) fn watch(keeper: &Arc<Keeper>) {
+    let keeper = Arc::downgrade(keeper);
+    thread::spawn(move || {
+        go_last();
+        let mut done = BTreeMap::new();
+        loop {
+            thread::sleep(LOOK_EVERY);
+            let Some(trouble) = look(&keeper, &mut done) else { return };
+            if trouble {
+                thread::sleep(AGAIN_AFTER);
+            }
+        }
+    });
+}
+
+/// Copies what is new, which shows in branches and tags that are elsewhere than they were. Whether something went wrong; none: the keeper is gone.
+fn look(keeper: &Weak<Keeper>, done: &mut BTreeMap<String, Refs>) -> Option<bool> {
+    let (store, experiment) = {
+        let keeper = keeper.upgrade()?;
+        (keeper.host().store().path().to_owned(), keeper.spec().name.clone())
+    };
+    // A panic is a bug of ours; without this thread nothing would be copied any more, and nobody told.
+    let copied = catch_unwind(AssertUnwindSafe(|| copy_new(&store, &experiment, done)));
+    let trouble = match copied {
+        Ok(Ok(())) => None,
+        Ok(Err(problem)) => Some(format!("checkpoints could not be backed up, which is tried again: {problem}")),
+        Err(_) => Some("backing up checkpoints panicked. This is a bug, of which the keeper's log tells more".to_owned()),
+    };
+    if let Some(trouble) = &trouble {
+        tracing::warn!("{trouble}");
+    }
+    let is_trouble = trouble.is_some();
+    keeper.upgrade()?.tell_backup(trouble);
+    Some(is_trouble)
+}
+
+fn copy_new(store: &Path, experiment: &str, done: &mut BTreeMap<String, Refs>) -> Result<(), Problem> {
+    let entries = kept(store)?;
+    let mine: BTreeSet<_> = entries
+        .into_iter()
+        .filter(|entry| entry.experiment.as_ref().is_none_or(|name| name == experiment))
+        .map(|entry| entry.remote)
+        .collect();
+    done.retain(|remote, _| mine.contains(remote));
+    for remote in mine {
+        let refs = remotes::refs(&local::open(store)?, experiment)?;
+        if refs.is_empty() || done.get(&remote) == Some(&refs) {
+            continue;
+        }
+        let request = CopyRequest {
+            remote: Some(remote.clone()),
+            experiment: experiment.to_owned(),
+            jobs: JOBS,
+            passphrase: remotes::passphrase(),
+            everything: true,
+            ..CopyRequest::default()
+        };
+        let copied = remotes::push(store, &request, &mut |_| {})?;
+        if let Some(left) = copied.refs.iter().find(|name| matches!(name.outcome, Outcome::Left { .. })) {
+            let (RefName::Branch(name) | RefName::Tag(name)) = &left.name;
+            return Err(Problem::new(format!(
+                "{name} is elsewhere on {remote}, where another host may have moved it: `fermata push {remote} {name} --force` moves it"
+            )));
+        }
+        if copied.checkpoints > 0 {
+            tracing::info!("{} checkpoints were backed up to {remote}, {} bytes", copied.checkpoints, copied.bytes);
+        }
+        done.insert(remote, refs);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_to_be_kept_is_remembered() {
+        let place = tempfile::tempdir().unwrap();
+        let entry =
+            |remote: &str, experiment: Option<&str>| BackupEntry { remote: remote.into(), experiment: experiment.map(str::to_owned) };
+        assert_eq!(kept(place.path()).unwrap(), []);
+        keep(place.path(), entry("nas", Some("lab"))).unwrap();
+        keep(place.path(), entry("nas", Some("lab"))).unwrap();
+        keep(place.path(), entry("nas", Some("other"))).unwrap();
+        keep(place.path(), entry("s3", None)).unwrap();
+        assert_eq!(kept(place.path()).unwrap(), [entry("nas", Some("lab")), entry("nas", Some("other")), entry("s3", None)]);
+        assert!(leave(place.path(), &entry("s3", Some("lab"))).unwrap_err().message.contains("of lab to s3"));
+        leave(place.path(), &entry("nas", Some("lab"))).unwrap();
+        assert_eq!(leave(place.path(), &entry("s3", None)).unwrap(), [entry("nas", Some("other"))]);
+        assert!(leave(place.path(), &entry("s3", None)).unwrap_err().message.contains("to s3"));
+        fs::write(place.path().join(FILE), "[{").unwrap();
+        assert!(kept(place.path()).unwrap_err().message.contains("is damaged"));
+    }
+}

@@ -1,0 +1,222 @@
+//! Who pushes and who prunes at the same time: what one is about to remove the other does not count on. See `docs/formats/remote.md`.
+
+use super::{Remote, damaged, get, list, place};
+use crate::{Error, Result};
+use fermata_types::PackId;
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+const LEASES: &str = "pushes/";
+const LEASE_MAX: u64 = 64;
+/// Between two signs of life of a push.
+const BEAT_EVERY: Duration = Duration::from_secs(30);
+const GOING: &str = "pruning";
+const GOING_MAX: u64 = 1 << 30;
+const VERSION: &str = "fermata pruning 1";
+/// Stands for nobody who prunes.
+const NOBODY: &str = "-";
+
+/// Somebody pushes, and counts on what is there.
+pub(super) struct Lease<'a> {
+    remote: &'a dyn Remote,
+    object: String,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    beats: u64,
+    /// Somebody took it for dead.
+    is_lost: bool,
+    is_over: bool,
+}
+
+impl<'a> Lease<'a> {
+    /// From now on nothing goes that is not announced already: ask [`Going::look`] after this.
+    pub fn take(remote: &'a dyn Remote) -> Result<Self> {
+        let object = format!("{LEASES}{}", unique(remote)?);
+        match remote.swap(&object, None, text(0)) {
+            Ok(true) => {}
+            Ok(false) => return Err(damaged(remote, &object, "somebody else drew the same number")),
+            Err(error) => return Err(Error::io("write", &place(remote, &object))(error)),
+        }
+        let state = State { beats: 0, is_lost: false, is_over: false };
+        Ok(Self { remote, object, state: Mutex::new(state), changed: Condvar::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives signs of life until it is over.
+    pub fn beat(&self) {
+        let mut state = self.lock();
+        loop {
+            state = self.changed.wait_timeout_while(state, BEAT_EVERY, |state| !state.is_over).unwrap_or_else(PoisonError::into_inner).0;
+            if state.is_over || state.is_lost {
+                return;
+            }
+            // One that fails may be followed by one that does not.
+            match self.remote.swap(&self.object, Some(&text(state.beats)), text(state.beats + 1)) {
+                Ok(true) => state.beats += 1,
+                Ok(false) => state.is_lost = true,
+                Err(_) => {}
+            }
+        }
+    }
+
+    pub fn end_beats(&self) {
+        self.lock().is_over = true;
+        self.changed.notify_all();
+    }
+
+    /// Fails if somebody took this push for dead: what it counted on may be gone.
+    pub fn check(&self) -> Result<()> {
+        let mut state = self.lock();
+        // What a beat wrote whose answer was lost is as good.
+        let is_ours = |found: Vec<u8>| found == text(state.beats) || found == text(state.beats + 1);
+        let is_there = get(self.remote, &self.object, LEASE_MAX)?.is_some_and(is_ours);
+        state.is_lost |= !is_there;
+        match state.is_lost {
+            false => Ok(()),
+            true => Err(Error::refused(
+                format!(
+                    "somebody who removed checkpoints from {} took this push for dead, for nothing was heard of it for minutes",
+                    self.remote
+                ),
+                "push again: what is there is not sent again",
+            )),
+        }
+    }
+
+    /// Whether a look found that somebody took it for dead.
+    pub fn is_lost(&self) -> bool {
+        self.lock().is_lost
+    }
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        // If it stays there, whoever prunes waits for it a while.
+        let _ = self.remote.remove(&self.object);
+    }
+}
+
+fn text(beats: u64) -> Vec<u8> {
+    format!("{beats}\n").into_bytes()
+}
+
+/// A name that nobody else has.
+pub(super) fn unique(remote: &dyn Remote) -> Result<String> {
+    let bytes = unique_bytes(remote)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+pub(super) fn unique_bytes(remote: &dyn Remote) -> Result<[u8; 16]> {
+    remote.unique().map_err(Error::io("find a name at", &place(remote, "")))
+}
+
+/// The pushes under way: what each said last.
+pub(super) fn pushes(remote: &dyn Remote) -> Result<BTreeSet<(String, Vec<u8>)>> {
+    let mut pushes = BTreeSet::new();
+    for (name, _) in list(remote, LEASES)? {
+        pushes.extend(get(remote, &format!("{LEASES}{name}"), LEASE_MAX)?.map(|text| (name, text)));
+    }
+    Ok(pushes)
+}
+
+/// Takes a push for dead.
+pub(super) fn break_lease(remote: &dyn Remote, name: &str) -> Result<()> {
+    let object = format!("{LEASES}{name}");
+    remote.remove(&object).map_err(Error::io("remove", &place(remote, &object)))
+}
+
+/// What is about to be removed: nobody may count on it any more.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Going {
+    pub packs: HashSet<PackId>,
+    /// Objects that are records of images.
+    pub images: BTreeSet<String>,
+}
+
+impl Going {
+    pub fn look(remote: &dyn Remote) -> Result<Self> {
+        Ok(Self::read(remote)?.1)
+    }
+
+    /// What is written there, and what it says.
+    fn read(remote: &dyn Remote) -> Result<(Option<Vec<u8>>, Self)> {
+        let Some(bytes) = get(remote, GOING, GOING_MAX)? else { return Ok((None, Self::default())) };
+        let wrong = || damaged(remote, GOING, "it is no list of what is about to be removed");
+        let text = std::str::from_utf8(&bytes).map_err(|_| wrong())?;
+        let mut lines = text.lines();
+        if lines.next() != Some(VERSION) || lines.next().is_none() || !text.ends_with('\n') {
+            return Err(wrong());
+        }
+        let mut going = Self::default();
+        for line in lines {
+            match line.split_once(' ') {
+                Some(("pack", id)) => _ = going.packs.insert(id.parse().map_err(|_| wrong())?),
+                Some(("image", name)) => _ = going.images.insert(name.to_owned()),
+                _ => return Err(wrong()),
+            }
+        }
+        Ok((Some(bytes), going))
+    }
+
+    fn encode(&self, who: &str) -> Vec<u8> {
+        let packs: BTreeSet<_> = self.packs.iter().map(|pack| format!("pack {pack}\n")).collect();
+        let images = self.images.iter().map(|name| format!("image {name}\n"));
+        [format!("{VERSION}\n{who}\n")].into_iter().chain(packs).chain(images).collect::<String>().into_bytes()
+    }
+}
+
+/// The right to remove. Whoever takes it next takes it away, and goes on with what was announced.
+pub(super) struct Claim<'a> {
+    remote: &'a dyn Remote,
+    who: String,
+    pub going: Going,
+}
+
+impl<'a> Claim<'a> {
+    pub fn take(remote: &'a dyn Remote) -> Result<Self> {
+        let who = unique(remote)?;
+        let (before, going) = Going::read(remote)?;
+        let claim = Self { remote, who, going };
+        claim.swap(before.as_deref(), claim.going.encode(&claim.who))?;
+        Ok(claim)
+    }
+
+    fn swap(&self, before: Option<&[u8]>, now: Vec<u8>) -> Result<()> {
+        match self.remote.swap(GOING, before, now) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Error::refused(
+                format!("somebody else removes from {} at the same time", self.remote),
+                "wait until that has ended, then look again with --dry-run",
+            )),
+            Err(error) => Err(Error::io("write", &place(self.remote, GOING))(error)),
+        }
+    }
+
+    /// Announces more.
+    pub fn announce(&mut self, more: Going) -> Result<()> {
+        let before = self.going.encode(&self.who);
+        self.going.packs.extend(more.packs);
+        self.going.images.extend(more.images);
+        self.swap(Some(&before), self.going.encode(&self.who))
+    }
+
+    /// Fails if somebody else has taken the right away.
+    pub fn check(&self) -> Result<()> {
+        let now = self.going.encode(&self.who);
+        self.swap(Some(&now), now.clone())
+    }
+
+    /// All that was announced is gone.
+    pub fn end(self) -> Result<()> {
+        self.swap(Some(&self.going.encode(&self.who)), Going::default().encode(NOBODY))
+    }
+}

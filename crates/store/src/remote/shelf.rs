@@ -1,0 +1,347 @@
+//! What has come from a remote, or is to come: its packs lie beside the store until all that is wanted of them is in it.
+
+use super::{
+    CopyStage, Name, Remote,
+    catalog::{Catalog, Place, pack_name},
+    damaged,
+    lease::Going,
+    place,
+};
+use crate::{
+    Error, Progress, Result, Store,
+    error::Named,
+    files::{make_directories, remove_tree},
+    index::Location,
+    node::{Node, Stored},
+    pack::{self, Frame, PackFile, frame::BLOB_MAX},
+    remote::in_parallel,
+    table::{Loaded, Nodes, top_level},
+};
+use fermata_types::{BlobName, NodeName, PackId, PageBuf, PageName, Root, ZERO_PAGE};
+use std::{
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    fs,
+    path::PathBuf,
+    sync::Arc,
+};
+
+/// Deltas to deltas. Each is to one that was there in full where it was made, so that it takes several hosts to make two in a row.
+const DELTAS_MAX: u32 = 64;
+/// Bytes of a pack at most: of the largest blob, and what is gathered besides.
+const PACK_MAX: u64 = BLOB_MAX as u64 + (256 << 20);
+
+/// Frames that are kept: a node and its base lie in different ones, and their neighbours likewise.
+const FRAMES: usize = 8;
+
+/// A node that came, and the base that it was sent as a delta to.
+#[derive(Clone)]
+pub(super) struct Fetched {
+    pub node: Arc<Node>,
+    pub base: Option<NodeName>,
+}
+
+/// Packs of a remote that are here, and how to get at others.
+pub(super) struct Shelf<'a> {
+    pub store: &'a Store,
+    pub remote: &'a dyn Remote,
+    jobs: usize,
+    directory: PathBuf,
+    /// None: nobody has looked yet.
+    catalog: Option<Catalog>,
+    /// Those that are here, by number.
+    packs: HashMap<u32, PackFile>,
+    /// Those that were read last, each with its pack and number.
+    frames: VecDeque<(u32, u32, Frame)>,
+    /// Nodes that are not in the store.
+    pub nodes: HashMap<NodeName, Fetched>,
+    /// Packs that were fetched, and their bytes.
+    pub fetched: (u64, u64),
+}
+
+impl<'a> Shelf<'a> {
+    pub fn new(store: &'a Store, remote: &'a dyn Remote, jobs: usize) -> Self {
+        let directory = store.path().join("remotes").join("incoming");
+        let (packs, nodes) = (HashMap::new(), HashMap::new());
+        Self { store, remote, jobs, directory, catalog: None, packs, frames: VecDeque::new(), nodes, fetched: (0, 0) }
+    }
+
+    /// Looks what lies in the packs of the remote, the first time that it is asked.
+    pub fn look(&mut self, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
+        if self.catalog.is_none() {
+            let going = Going::look(self.remote)?;
+            self.look_again(&going.packs, progress)?;
+        }
+        Ok(())
+    }
+
+    /// Looks once more, while these packs are about to go.
+    pub fn look_again(&mut self, going: &HashSet<PackId>, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
+        make_directories(&*self.store.0.medium, &self.directory)?;
+        self.packs.clear();
+        self.frames.clear();
+        self.catalog = Some(Catalog::read(self.store, self.remote, self.jobs, going, &mut |at| progress(CopyStage::Look, at))?);
+        Ok(())
+    }
+
+    pub fn catalog(&self) -> &Catalog {
+        self.catalog.as_ref().expect("somebody looked before")
+    }
+
+    /// Removes what is here: all that was wanted of it is in the store. Somebody else who pulls fetches again what he misses.
+    pub fn clear(self) {
+        let Self { store, directory, packs, .. } = self;
+        drop(packs);
+        let _ = remove_tree(&*store.0.medium, &directory);
+    }
+
+    /// Fetches the nodes below these roots that the store lacks, level by level, for they tell what else is needed; then the pages below them that it lacks, and
+    /// these other objects. `through`: pages below nodes that the store has are needed, too.
+    pub fn fetch_tables<'r>(
+        &mut self,
+        roots: impl Iterator<Item = &'r Root>,
+        through: bool,
+        mut objects: Vec<Name>,
+        progress: &mut dyn FnMut(CopyStage, Progress),
+    ) -> Result<()> {
+        let mut level = Vec::new();
+        for root in roots {
+            if let Some(node) = root.node {
+                level.push((node, top_level(root)?));
+            }
+        }
+        let mut seen = HashSet::new();
+        while !level.is_empty() {
+            let (mut missing, mut next) = (Vec::new(), Vec::new());
+            for (name, height) in level {
+                if seen.insert(name.0) {
+                    let is_missing = !self.nodes.contains_key(&name) && !self.has_node(&name)?;
+                    missing.extend(is_missing.then_some(name));
+                    next.extend((is_missing || through).then_some((name, height)));
+                }
+            }
+            self.fetch(missing.iter().map(|name| &name.0), progress)?;
+            level = Vec::new();
+            for (name, height) in next {
+                let node = self.fetched_level(&name, height)?;
+                for (_, entry) in node.iter() {
+                    match height {
+                        0 if seen.insert(entry) && !self.has_page(&PageName(entry))? => objects.push(entry),
+                        0 => {}
+                        _ => level.push((NodeName(entry), height - 1)),
+                    }
+                }
+            }
+        }
+        self.fetch(objects.iter(), progress)
+    }
+
+    /// A node of this level, which is kept if the store lacks it.
+    fn fetched_level(&mut self, name: &NodeName, level: u8) -> Result<Arc<Node>> {
+        if !self.nodes.contains_key(name) && self.has_node(name)? {
+            return Ok(Arc::new(self.store.0.load_level(name, level)?.node.clone()));
+        }
+        let fetched = self.node(name, level)?;
+        self.nodes.insert(*name, fetched.clone());
+        Ok(fetched.node)
+    }
+
+    /// A page, from the store if it is there.
+    pub fn page(&mut self, name: &PageName, into: &mut PageBuf) -> Result<()> {
+        if self.has_page(name)? {
+            return self.store.read_page(name, into);
+        }
+        let bytes = self.object(name.as_bytes(), pack::Kind::Pages, "page")?;
+        *into = bytes.as_slice().try_into().expect("a page has its size");
+        self.check(name.as_bytes(), crate::hash::page(into).as_bytes())
+    }
+
+    pub fn has_node(&self, name: &NodeName) -> Result<bool> {
+        let index = &self.store.0.index;
+        Ok(index.lasting(&*index.read()?, &index.nodes, name.as_bytes(), &Named("node", name.as_bytes()))?.is_some())
+    }
+
+    pub fn has_blob(&self, name: &BlobName) -> Result<bool> {
+        let index = &self.store.0.index;
+        Ok(index.lasting(&*index.read()?, &index.blobs, name.as_bytes(), &Named("blob", name.as_bytes()))?.is_some())
+    }
+
+    /// Whether a page is here, or in an image that is open here.
+    pub fn has_page(&self, name: &PageName) -> Result<bool> {
+        if *name == ZERO_PAGE {
+            return Ok(true);
+        }
+        let inner = &self.store.0;
+        let place = inner.index.lasting(&*inner.index.read()?, &inner.index.pages, name.as_bytes(), &Named("page", name.as_bytes()))?;
+        Ok(match place {
+            Some(Location::Pack { .. }) => true,
+            Some(Location::Image { image, .. }) => {
+                inner.images.read().unwrap_or_else(|poisoned| poisoned.into_inner()).contains_key(&image)
+            }
+            None => false,
+        })
+    }
+
+    /// Fetches the packs that these objects lie in, several at a time.
+    pub fn fetch<'n>(&mut self, names: impl Iterator<Item = &'n Name>, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
+        let packs: BTreeSet<_> = names.filter_map(|name| self.catalog().find(name)).map(|place| place.pack).collect();
+        let packs: Vec<_> = packs.into_iter().filter(|pack| !self.packs.contains_key(pack)).collect();
+        let total = packs.iter().map(|pack| self.catalog().packs[*pack as usize].length).sum();
+        let (this, mut done) = (&*self, 0);
+        let mut here = Vec::new();
+        in_parallel(
+            this.jobs,
+            &packs,
+            |pack| this.fetch_pack(*pack),
+            |pack, (file, bytes)| {
+                done += this.catalog().packs[*pack as usize].length;
+                progress(CopyStage::Transfer, Progress { done, total });
+                here.push((*pack, file, bytes));
+                Ok(())
+            },
+        )?;
+        for (pack, file, bytes) in here {
+            self.fetched.0 += u64::from(bytes > 0);
+            self.fetched.1 += bytes;
+            self.packs.insert(pack, file);
+        }
+        Ok(())
+    }
+
+    /// A pack, which may have been fetched before; and how many bytes had to be fetched.
+    fn fetch_pack(&self, pack: u32) -> Result<(PackFile, u64)> {
+        let pack = &self.catalog().packs[pack as usize];
+        let path = pack::place(&self.directory, &pack.id);
+        let open = || PackFile::open(&self.directory, &pack.id).and_then(|file| file.contents(&pack.id).map(|_| file));
+        if path.exists() {
+            match open() {
+                Ok(file) => return Ok((file, 0)),
+                // Torn when it was fetched.
+                Err(Error::Corrupt { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let object = pack_name(&pack.id);
+        if pack.length > PACK_MAX {
+            return Err(damaged(self.remote, &object, format!("a pack of {} bytes is beyond the limits", pack.length)));
+        }
+        let bytes = self.remote.get(&object, pack.length).map_err(Error::io("read", &place(self.remote, &object)))?;
+        let bytes = bytes.filter(|bytes| bytes.len() as u64 == pack.length);
+        let bytes = bytes.ok_or_else(|| damaged(self.remote, &object, "it is gone, or of another length than it was"))?;
+        let failed = |error| Error::io("write", &path)(error);
+        let directory = path.parent().expect("a place has a directory");
+        fs::create_dir_all(directory).map_err(failed)?;
+        // Another one who pulls the same writes the same.
+        let temp = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
+        fs::write(temp.path(), &bytes).map_err(failed)?;
+        temp.persist(&path).map_err(|error| failed(error.error))?;
+        let file = open().map_err(|error| match error {
+            Error::Corrupt { detail, .. } => damaged(self.remote, &object, detail),
+            error => error,
+        })?;
+        Ok((file, pack.length))
+    }
+
+    /// The frame that an object lies in, and its place there.
+    fn frame(&mut self, name: &Name, what: &'static str) -> Result<(&Frame, Place)> {
+        let missing = || {
+            Error::refused(
+                format!("{} is in no pack at {}", Named(what, name), self.remote),
+                "push that checkpoint again from where it is whole",
+            )
+        };
+        let at = self.catalog().find(name).ok_or_else(missing)?;
+        if !self.packs.contains_key(&at.pack) {
+            let (file, bytes) = self.fetch_pack(at.pack)?;
+            self.fetched.0 += u64::from(bytes > 0);
+            self.fetched.1 += bytes;
+            self.packs.insert(at.pack, file);
+        }
+        let known = self.frames.iter().position(|(pack, frame, _)| (*pack, *frame) == (at.pack, at.frame));
+        let number = match known {
+            Some(number) => number,
+            None => {
+                let entry = &self.catalog().packs[at.pack as usize].contents.entries[at.frame as usize];
+                let frame = self.packs[&at.pack].frame(entry.offset, entry.length, &Named(what, name))?;
+                self.frames.truncate(FRAMES - 1);
+                self.frames.push_front((at.pack, at.frame, frame));
+                0
+            }
+        };
+        Ok((&self.frames[number].2, at))
+    }
+
+    /// The bytes of an object, not yet checked against its name.
+    pub fn object(&mut self, name: &Name, kind: pack::Kind, what: &'static str) -> Result<Vec<u8>> {
+        let (frame, at) = self.frame(name, what)?;
+        let bytes = match frame.kind == kind {
+            true => frame.object(at.place.into()).map(<[u8]>::to_vec),
+            false => Err(format!("what lies there is no {what}")),
+        };
+        bytes.map_err(|detail| self.wrong(at, detail))
+    }
+
+    pub fn wrong(&self, at: Place, detail: impl Into<String>) -> Error {
+        damaged(self.remote, &pack_name(&self.catalog().packs[at.pack as usize].id), detail)
+    }
+
+    /// A node of the remote, checked against its name.
+    pub fn node(&mut self, name: &NodeName, level: u8) -> Result<Fetched> {
+        let fetched = self.node_upon(name, DELTAS_MAX)?;
+        match fetched.node.level == level {
+            true => Ok(fetched),
+            false => Err(Error::refused(
+                format!("{} names a node of level {} where level {level} belongs", self.remote, fetched.node.level),
+                "push that checkpoint again",
+            )),
+        }
+    }
+
+    /// A node of any level.
+    pub fn any_node(&mut self, name: &NodeName) -> Result<Fetched> {
+        self.node_upon(name, DELTAS_MAX)
+    }
+
+    fn node_upon(&mut self, name: &NodeName, deltas_left: u32) -> Result<Fetched> {
+        if let Some(known) = self.nodes.get(name) {
+            return Ok(known.clone());
+        }
+        let bytes = self.object(name.as_bytes(), pack::Kind::Nodes, "node")?;
+        let at = self.catalog().find(name.as_bytes()).expect("it was just read");
+        let (node, base) = match Stored::decode(&bytes).map_err(|detail| self.wrong(at, detail))? {
+            Stored::Full(node) => (node, None),
+            Stored::Delta(_) if deltas_left == 0 => return Err(self.wrong(at, "too many nodes that each stand on another one")),
+            Stored::Delta(delta) => {
+                let base = match self.has_node(&delta.base)? {
+                    true => Arc::new(self.store.0.load(&delta.base)?.node.clone()),
+                    false => self.node_upon(&delta.base, deltas_left - 1)?.node,
+                };
+                (delta.apply(&base).map_err(|detail| self.wrong(at, detail))?, Some(delta.base))
+            }
+        };
+        if node.name() != *name {
+            return Err(self.wrong(at, "the content of a node does not fit its name"));
+        }
+        Ok(Fetched { node: Arc::new(node), base })
+    }
+
+    pub fn check(&self, name: &Name, found: &Name) -> Result<()> {
+        match (name == found, self.catalog().find(name)) {
+            (true, _) => Ok(()),
+            (false, Some(at)) => Err(self.wrong(at, format!("what is called {} has another content", Named("an object", name)))),
+            (false, None) => Err(Error::missing(Named("object", name).to_string(), "pull again")),
+        }
+    }
+}
+
+impl Nodes for Shelf<'_> {
+    fn load(&self, name: &NodeName) -> Result<Arc<Loaded>> {
+        match self.nodes.get(name) {
+            Some(fetched) => Ok(Arc::new(Loaded { node: (*fetched.node).clone(), base: None, at: None })),
+            None => self.store.0.load(name),
+        }
+    }
+
+    fn misplaced(&self, name: &NodeName, detail: String) -> Error {
+        damaged(self.remote, &Named("node", name.as_bytes()).to_string(), detail)
+    }
+}

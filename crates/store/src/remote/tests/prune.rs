@@ -1,0 +1,270 @@
+//! Removing from remotes, with faults and with others who push at every step of the way.
+
+use super::{
+    images::{content, image, pull_both, standing},
+    *,
+};
+use std::collections::BTreeSet;
+
+fn options(gone: &[CheckpointId]) -> PruneOptions {
+    let checkpoints = [("lab".to_owned(), gone.iter().copied().collect::<BTreeSet<_>>())].into();
+    // Whoever pushes in these tests stands still meanwhile.
+    PruneOptions { checkpoints, looks: 0, ..PruneOptions::default() }
+}
+
+fn prune(store: &Store, place: &Place, gone: &[CheckpointId]) -> Result<Pruned> {
+    store.prune_remote(place, &options(gone), &mut |_, _| {})
+}
+
+/// Everything that can be seen there can be had.
+#[track_caller]
+fn assert_all_whole(place: &Place, from: &Store, what: &str) {
+    let there = tempfile::tempdir().unwrap();
+    let to = store(there.path());
+    let shown = to.remote_checkpoints(place, "lab").unwrap();
+    pull(&to, place, &shown).unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert_whole(&to);
+    for id in shown {
+        assert!(pages(&to, &id) == pages(from, &id), "{what}: {}", id.short());
+    }
+}
+
+fn bytes(place: &Place) -> u64 {
+    place.objects("packs/").iter().map(|object| object.metadata().unwrap().len()).sum()
+}
+
+/// Checkpoints that were pushed one by one.
+fn pushed(store: &Store, place: &Place, length: u64) -> Vec<CheckpointId> {
+    let ids = history(store, length);
+    ids.iter().for_each(|id| assert_eq!(push(store, place, &[*id]).unwrap().checkpoints, 1));
+    ids
+}
+
+/// A checkpoint beside the line, which has a page of its own and shares the rest with its parent.
+fn fork(store: &Store, parent: CheckpointId) -> CheckpointId {
+    let base = store.record(&parent).unwrap().parts[0].tables["ram"];
+    let mut writer = store.writer().unwrap();
+    let changes = [(1, Some(writer.put_page(&page(77_000)).unwrap().0))];
+    let ram = writer.update_table(&base, &changes).unwrap();
+    let record = Record { branch: "fork".into(), ..record(Some(parent), 9, ram, BTreeMap::new()) };
+    writer.commit(&record).unwrap()
+}
+
+#[test]
+fn what_nothing_needs_goes() {
+    let (here, place) = (tempfile::tempdir().unwrap(), Place::new());
+    let from = store(here.path());
+    let ids = pushed(&from, &place, 6);
+    let before = bytes(&place);
+    let dry = from.prune_remote(&place, &PruneOptions { dry_run: true, ..options(&ids[..4]) }, &mut |_, _| {}).unwrap();
+    assert_eq!((dry.checkpoints, bytes(&place)), (4, before));
+    assert!(!place.path("pruning").exists());
+    let pruned = prune(&from, &place, &ids[..4]).unwrap();
+    assert_eq!((pruned.checkpoints, pruned.packs), (dry.checkpoints, dry.packs));
+    assert!(bytes(&place) < before * 2 / 3, "{} of {before}: {pruned:?}", bytes(&place));
+    assert_eq!(from.remote_checkpoints(&place, "lab").unwrap().into_iter().collect::<BTreeSet<_>>(), ids[4..].iter().copied().collect());
+    assert_all_whole(&place, &from, "pruned");
+    let again = prune(&from, &place, &[]).unwrap();
+    assert_eq!((again.packs, again.checkpoints), (0, 0), "{again:?}");
+    // They come back when they are wanted, and what was there of them is not believed to be there.
+    assert_eq!(push(&from, &place, &ids).unwrap().checkpoints, 4);
+    assert_all_whole(&place, &from, "pushed again");
+}
+
+#[test]
+fn lines_lead_over_what_was_removed() {
+    let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+    let from = store(here.path());
+    let ids = pushed(&from, &place, 6);
+    prune(&from, &place, &ids[1..3]).unwrap();
+    prune(&from, &place, &ids[3..4]).unwrap();
+    let records = from.remote_records(&place, "lab", 2).unwrap();
+    let parents: Vec<_> = records.iter().map(|(id, record)| (*id, record.parent)).collect();
+    assert_eq!(parents, [(ids[0], None), (ids[4], Some(ids[0])), (ids[5], Some(ids[4]))]);
+    assert_eq!(from.remote_removed(&place, "lab").unwrap(), ids[1..4].iter().copied().collect());
+    let to = store(there.path());
+    assert_eq!(to.remote_lines(&place, "lab", &ids[5..]).unwrap(), [ids[5], ids[4], ids[0]]);
+    pull(&to, &place, &[ids[0], ids[4], ids[5]]).unwrap();
+    assert_eq!(to.record(&ids[4]).unwrap().parent, Some(ids[0]));
+    assert_whole(&to);
+    // The same where somebody removed them before they were ever there.
+    let (place, there) = (Place::new(), tempfile::tempdir().unwrap());
+    from.remove(&Removal { checkpoints: ids[1..4].to_vec(), ..Removal::default() }).unwrap();
+    push(&from, &place, &[ids[0], ids[4], ids[5]]).unwrap();
+    let to = store(there.path());
+    pull(&to, &place, &[ids[0], ids[4], ids[5]]).unwrap();
+    assert_eq!(to.record(&ids[4]).unwrap().parent, Some(ids[0]));
+    // A place that says that a checkpoint descends from itself.
+    let there = tempfile::tempdir().unwrap();
+    fs::write(place.path(&format!("removed/lab/{}", ids[3])), format!("{}\n", ids[4])).unwrap();
+    let error = pull(&store(there.path()), &place, &[ids[4]]).unwrap_err().to_string();
+    assert!(error.contains("descend from itself"), "{error}");
+}
+
+#[test]
+fn what_has_a_name_stays() {
+    let (here, place) = (tempfile::tempdir().unwrap(), Place::new());
+    let from = store(here.path());
+    let ids = pushed(&from, &place, 2);
+    from.set_remote_ref(&place, "lab", &RefName::Tag("good".into()), None, &ids[0]).unwrap();
+    let error = prune(&from, &place, &ids[..1]).unwrap_err().to_string();
+    assert!(error.contains("tag good"), "{error}");
+    assert_eq!(from.remote_checkpoints(&place, "lab").unwrap().len(), 2);
+}
+
+#[test]
+fn many_small_packs_become_few() {
+    let (here, place) = (tempfile::tempdir().unwrap(), Place::new());
+    let from = store(here.path());
+    pushed(&from, &place, 12);
+    let before = place.objects("packs/").len();
+    prune(&from, &place, &[]).unwrap();
+    let after = place.objects("packs/").len();
+    assert!(before > 20 && after < 4, "{after} of {before}");
+    assert_all_whole(&place, &from, "put together");
+    assert_eq!(prune(&from, &place, &[]).unwrap().packs, 0);
+}
+
+#[test]
+fn images_go_with_the_last_checkpoint_that_stands_on_them() {
+    let (here, place) = (tempfile::tempdir().unwrap(), Place::new());
+    let from = store(here.path());
+    let (id, image_id) = standing(&from, image());
+    let other = pushed(&from, &place, 1);
+    push(&from, &place, &[id]).unwrap();
+    let stays = || {
+        let there = tempfile::tempdir().unwrap();
+        let to = store(there.path());
+        pull_both(&to, &place, &id, &image_id).unwrap();
+        assert!(content(&to, &image_id) == image().0, "it is the same image");
+    };
+    assert_eq!(prune(&from, &place, &other).unwrap().images, 0);
+    stays();
+    assert_eq!(prune(&from, &place, &[id]).unwrap().images, 1);
+    assert_eq!((from.remote_images(&place).unwrap().len(), place.objects("images/").len(), bytes(&place)), (0, 0, 0));
+    push(&from, &place, &[id]).unwrap();
+    stays();
+}
+
+/// Whatever is interrupted, all that can be seen there is whole, and the next one who removes gets to the same end.
+#[test]
+fn a_prune_may_fail_at_any_step() {
+    let here = tempfile::tempdir().unwrap();
+    let from = store(here.path());
+    let ids = history(&from, 4);
+    for steps in 0.. {
+        let place = Place::new();
+        ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+        place.fail_after(Some(steps));
+        let pruned = prune(&from, &place, &ids[..2]);
+        place.fail_after(None);
+        assert_all_whole(&place, &from, &format!("after {steps} steps"));
+        // Whoever pushes now counts on nothing that is about to go.
+        push(&from, &place, &ids).unwrap();
+        assert_all_whole(&place, &from, &format!("pushed after {steps} steps"));
+        prune(&from, &place, &ids[..2]).unwrap();
+        assert_all_whole(&place, &from, &format!("pruned again after {steps} steps"));
+        assert_eq!(prune(&from, &place, &[]).unwrap().packs, 0);
+        if pruned.is_ok() {
+            assert!(steps > 30, "only {steps} steps");
+            return;
+        }
+    }
+}
+
+/// Another host pushes, from beginning to end, between any two steps of a prune.
+#[test]
+fn somebody_may_push_at_any_step_of_a_prune() {
+    let (here, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let from = store(here.path());
+    let ids = history(&from, 4);
+    let more = fork(&from, ids[1]);
+    let other = store(elsewhere.path());
+    for steps in 0.. {
+        let place = Arc::new(Place::new());
+        ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+        let pushed = Arc::new(Mutex::new(None));
+        {
+            let (from, there, pushed) = (from.clone(), place.clone(), pushed.clone());
+            place.after(steps, move || *pushed.lock().unwrap() = Some(push(&from, &there, &[more])));
+        }
+        let pruned = prune(&other, &place, &ids[..2]);
+        place.meanwhile.lock().unwrap().take();
+        assert!(pruned.is_ok(), "after {steps} steps: {pruned:?}");
+        assert_all_whole(&place, &from, &format!("after {steps} steps"));
+        match pushed.lock().unwrap().take() {
+            None => {
+                assert!(steps > 30, "only {steps} steps");
+                return;
+            }
+            Some(result) => assert_eq!(result.unwrap().checkpoints, 1, "after {steps} steps"),
+        }
+        push(&from, &place, &ids).unwrap();
+        assert_all_whole(&place, &from, &format!("pushed again after {steps} steps"));
+    }
+}
+
+/// Another host removes, from beginning to end and taking the push for dead, between any two steps of a push. What the push then shows is whole, or it fails.
+#[test]
+fn somebody_may_prune_at_any_step_of_a_push() {
+    let (here, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let from = store(here.path());
+    let ids = history(&from, 3);
+    let more = fork(&from, ids[1]);
+    let mut refused = 0;
+    for steps in 0.. {
+        let place = Arc::new(Place::new());
+        ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+        let done = Arc::new(Mutex::new(false));
+        {
+            let (other, gone, there, done) = (store(elsewhere.path()), ids[..2].to_vec(), place.clone(), done.clone());
+            place.after(steps, move || {
+                prune(&other, &there, &gone).unwrap();
+                *done.lock().unwrap() = true;
+            });
+        }
+        let pushed = push(&from, &place, &[more]);
+        place.meanwhile.lock().unwrap().take();
+        assert_all_whole(&place, &from, &format!("after {steps} steps: {pushed:?}"));
+        match pushed {
+            Ok(_) => assert!(from.remote_checkpoints(&*place, "lab").unwrap().contains(&more), "after {steps} steps"),
+            Err(error) => {
+                assert!(error.to_string().contains("took this push for dead"), "{error}");
+                refused += 1;
+            }
+        }
+        if !*done.lock().unwrap() {
+            assert!(steps > 8 && refused > 4, "{steps} steps, {refused} refused");
+            return;
+        }
+    }
+}
+
+/// A push that gives signs of life is waited for, and what it shows in the end is whole.
+#[test]
+fn a_push_under_way_is_waited_for() {
+    let (here, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let from = store(here.path());
+    let ids = history(&from, 3);
+    let more = fork(&from, ids[1]);
+    let place = Arc::new(Place::new());
+    ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+    let pruning = Arc::new(Mutex::new(None));
+    {
+        let (other, gone, there, pruning) = (store(elsewhere.path()), ids[..2].to_vec(), place.clone(), pruning.clone());
+        // It has its lease by then, and has looked what is there.
+        place.after(8, move || {
+            let wait = PruneOptions { looks: u32::MAX, look_every: std::time::Duration::from_millis(1), ..options(&gone) };
+            let (waits, awaited) = mpsc::channel();
+            *pruning.lock().unwrap() = Some(thread::spawn(move || {
+                other.prune_remote(&*there, &wait, &mut |stage, _| _ = (stage == CopyStage::Wait).then(|| waits.send(())))
+            }));
+            awaited.recv().unwrap();
+        });
+    }
+    assert_eq!(push(&from, &place, &[more]).unwrap().checkpoints, 1);
+    let pruned = pruning.lock().unwrap().take().unwrap().join().unwrap().unwrap();
+    assert_eq!((pruned.checkpoints, pruned.dead_pushes), (2, 0));
+    assert!(from.remote_checkpoints(&*place, "lab").unwrap().contains(&more));
+    assert_all_whole(&place, &from, "after both");
+}
