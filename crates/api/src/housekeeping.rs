@@ -161,7 +161,8 @@ pub fn stats(store: &Path, experiment: Option<&str>) -> Result<Stats, Problem> {
     local::open(store)?.stats(experiment).map_err(problem)
 }
 
-fn activity((what, unit): (&str, &str), progress: Progress) -> Activity {
+/// Work that is under way, and in what it is counted.
+pub(crate) fn activity((what, unit): (&str, &str), progress: Progress) -> Activity {
     Activity { what: what.to_owned(), done: progress.done, total: progress.total, unit: unit.to_owned() }
 }
 

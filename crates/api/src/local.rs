@@ -2,6 +2,7 @@
 
 use crate::{
     convert::{self, problem},
+    housekeeping::activity,
     values::{Activity, Checkpoint, Difference, DiskDifference, Problem, Rebuilt, Tag},
 };
 use fermata_experiment::net::{InterfaceId, World};
@@ -113,9 +114,7 @@ pub fn diff(
     if quick {
         return Ok(difference);
     }
-    let mut progress = |what: &str, progress: Progress| {
-        busy(Activity { what: what.to_owned(), done: progress.done, total: progress.total, unit: String::new() });
-    };
+    let mut progress = |what: &str, progress: Progress| busy(activity((what, ""), progress));
     let compared = fermata_experiment::compare(&store, (&a.id, &a.record), (&b.id, &b.record), &mut progress).map_err(problem)?;
     let disks = compared.disks.into_iter().map(|(name, file_systems)| DiskDifference { name, file_systems }).collect();
     Ok(Difference { disks, memory: compared.memory, links: compared.links, ..difference })

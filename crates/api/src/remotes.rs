@@ -2,7 +2,7 @@
 
 use crate::{
     convert::problem,
-    keeping, local,
+    housekeeping, keeping, local,
     values::{Activity, Experiment, ExperimentState, Problem},
 };
 use fermata_experiment::Stills;
@@ -248,7 +248,7 @@ fn images(
     busy: &mut dyn FnMut(Activity),
 ) -> Result<Vec<Stills>, Problem> {
     let mut report = |what: &str, Progress { done, total }: Progress| {
-        busy(Activity { what: what.to_owned(), done, total, unit: "bytes".to_owned() });
+        busy(housekeeping::activity((what, "bytes"), Progress { done, total }));
     };
     let (mut seen, mut open) = (BTreeSet::new(), Vec::new());
     for (id, record) in records.iter().filter(|(id, _)| ids.contains(id)) {
@@ -448,14 +448,14 @@ fn living(known: &[Experiment], experiment: &str) -> BTreeSet<String> {
 }
 
 fn activity(stage: CopyStage, transfer: &str, unit: &str, progress: Progress) -> Activity {
-    let (what, unit) = match stage {
+    let stage = match stage {
         CopyStage::Look => ("looking what is there", "packs"),
         CopyStage::Compare => ("comparing", "checkpoints"),
         CopyStage::Transfer => (transfer, unit),
         CopyStage::Enter => ("storing", "checkpoints"),
         _ => ("copying", "steps"),
     };
-    Activity { what: what.to_owned(), done: progress.done, total: progress.total, unit: unit.to_owned() }
+    housekeeping::activity(stage, progress)
 }
 
 #[cfg(test)]
