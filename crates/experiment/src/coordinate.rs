@@ -9,7 +9,10 @@ use crate::{
     together::{delays, host_time, wait_until},
 };
 use fermata_checkpoint::{Captured, Failure, Outcome, Part, Phase, Protocol, Saved, Step};
-use fermata_linux::clock::{Stopwatch, monotonic};
+use fermata_linux::{
+    clock::{Stopwatch, monotonic},
+    priority,
+};
 use fermata_store::Writer;
 use fermata_types::{Composition, PageCounts, PartKind, VirtualTime};
 use std::{
@@ -196,6 +199,8 @@ pub(crate) fn take<S: Storage>(
         };
     }
     go_on(clock, ran, &times);
+    // What follows takes a processor for itself: not the one on which a guest is about to go on.
+    priority::step_aside();
     let steps =
         parts.iter().flat_map(|part| part.notes().into_iter().map(|note| (format!("{} {}", part.name(), note.step), note.took))).collect();
     let names = parts.iter().map(|part| part.name().to_owned()).collect();

@@ -44,7 +44,9 @@ struct Piece {
 impl Store {
     /// Reads many pages, about in the order in which they lie, and checks each against its name. `each` is called by several threads at once and may end it
     /// by returning false. A page wanted under several numbers is handed over once for each.
-    pub fn read_pages(&self, wanted: Vec<(PageNumber, PageName)>, each: &Each<'_>) -> Result<()> {
+    pub fn read_pages(&self, mut wanted: Vec<(PageNumber, PageName)>, each: &Each<'_>) -> Result<()> {
+        // The index is a tree of names: in their order each is found where the one before it was.
+        wanted.sort_unstable_by_key(|(_, name)| *name);
         let mut located = Vec::with_capacity(wanted.len());
         {
             let read = self.0.index.read()?;
