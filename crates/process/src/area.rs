@@ -59,8 +59,9 @@ impl From<Tracking> for Options {
 /// Memory of fixed size under a tracker. Not inherited by a child process of `fork`: it faults there.
 pub struct Area {
     name: String,
-    memory: Arc<AreaMemory>,
+    // Before the memory, which it watches.
     tracker: Box<dyn Tracker>,
+    memory: AreaMemory,
     excluded: PageSet,
     /// Must be in the next capture, whether they are written again or not.
     owed: PageSet,
@@ -97,7 +98,7 @@ impl Area {
         let bytes = root.pages.checked_mul(PAGE_SIZE as u64).filter(|bytes| (1..=BYTES_MAX as u64).contains(bytes));
         let bytes = bytes.ok_or_else(|| foreign("its size cannot be"))?;
         let excluded = details.excluded(root.pages).ok_or_else(|| foreign("it leaves out pages that it does not have"))?;
-        let memory = match AreaMemory::at(name, details.address, bytes) {
+        let memory = match AreaMemory::at(details.address, bytes) {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && options.anywhere => AreaMemory::new(name, bytes),
             other => other,
         };
@@ -107,19 +108,18 @@ impl Area {
             source: Arc::new(error),
             advice: "; open it earlier in the program, or, if it has no pointers into itself, with Options::anywhere",
         })?;
-        let mut page = [0; PAGE_SIZE];
+        let (mut memory, mut page) = (memory, [0; PAGE_SIZE]);
         store.for_each_page(root, &mut |number, content| {
             store.read_page(&content, &mut page)?;
             // Before anybody watches, and through the file: pages of the mapping come when they are touched.
-            Ok(memory.file().write_at(u64::from(number) * PAGE_SIZE as u64, &page)?)
+            Ok(memory.fill(u64::from(number) * PAGE_SIZE as u64, &page)?)
         })?;
         Self::under(name, memory, excluded, &options)
     }
 
     fn under(name: &str, memory: AreaMemory, excluded: PageSet, options: &Options) -> Result<Self> {
-        let memory = Arc::new(memory);
         let tracker = tracking::start(options.tracking, &memory, options.only_stores).map_err(Error::tracker(name))?;
-        Ok(Self { name: name.to_owned(), memory, tracker, excluded, owed: PageSet::new(), dropped: PageSet::new() })
+        Ok(Self { name: name.to_owned(), tracker, memory, excluded, owed: PageSet::new(), dropped: PageSet::new() })
     }
 
     /// Its name.
@@ -144,7 +144,7 @@ impl Area {
 
     /// What is in it, to be written.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        self.memory.writable()
+        self.memory.as_mut_slice()
     }
 
     /// Leaves a part of it out of checkpoints from the next one on: scratch space, what can be made again. Pages that lie in it wholly are left out; after a
@@ -183,7 +183,7 @@ impl Area {
     pub fn discard(&mut self, bytes: Range<usize>) -> Result<()> {
         let pages = self.pages_within(bytes)?;
         let at = u64::from(pages.start) * PAGE_SIZE as u64..u64::from(pages.end) * PAGE_SIZE as u64;
-        self.memory.file().punch(at).map_err(Error::io(&self.name, "giving memory back"))?;
+        self.memory.discard(at).map_err(Error::io(&self.name, "giving memory back"))?;
         self.owed.insert_range(pages);
         self.owed -= &self.excluded;
         Ok(())
@@ -195,20 +195,10 @@ impl Area {
     pub fn capture(&mut self) -> Result<Capture> {
         let mut words = self.tracker.take_words().map_err(Error::tracker(&self.name))?;
         // From here on the tracker has forgotten them.
-        words.whole |= std::mem::take(&mut self.owed);
+        words.add_whole(&std::mem::take(&mut self.owed));
         words.leave_out(&self.excluded);
-        let taken = words.pages();
         let details = Details::new(self.memory.range().start, &self.excluded);
-        match Capture::copy(&self.name, &self.memory, words, self.dropped.clone(), details) {
-            Ok(capture) => {
-                self.dropped.clear();
-                Ok(capture)
-            }
-            Err(error) => {
-                self.owed |= taken;
-                Err(error)
-            }
-        }
+        Ok(Capture::copy(&self.name, &self.memory, words, std::mem::take(&mut self.dropped), details))
     }
 
     /// The same with all pages that hold anything, written or not: a full checkpoint.

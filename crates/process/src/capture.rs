@@ -59,18 +59,11 @@ pub struct Capture {
 }
 
 impl Capture {
-    pub(crate) fn copy(area: &str, memory: &AreaMemory, words: Words, dropped: PageSet, details: Details) -> Result<Self> {
-        let pages = words.pages();
-        let mut content = vec![0; pages.len() as usize * PAGE_SIZE];
-        let mut at = 0;
-        for run in runs(&pages) {
-            let bytes = run.len() * PAGE_SIZE;
-            let into = &mut content[at..at + bytes];
-            memory.copy_out(u64::from(run.start) * PAGE_SIZE as u64, into).map_err(Error::io(area, "copying what was written"))?;
-            at += bytes;
-        }
-        let bytes = memory.range().end - memory.range().start;
-        Ok(Self { area: area.to_owned(), bytes, words, content, dropped, details })
+    pub(crate) fn copy(area: &str, memory: &AreaMemory, words: Words, dropped: PageSet, details: Details) -> Self {
+        let (pages, memory) = (words.pages(), memory.as_slice());
+        let mut content = Vec::with_capacity(pages.len() as usize * PAGE_SIZE);
+        pages.iter().for_each(|page| content.extend_from_slice(&memory[page as usize * PAGE_SIZE..][..PAGE_SIZE]));
+        Self { area: area.to_owned(), bytes: memory.len() as u64, words, content, dropped, details }
     }
 
     /// The name of its area.
@@ -142,16 +135,4 @@ pub(crate) fn read_page(store: &Store, state: &PartState, page: PageNumber, into
         store.read_page(&name, into)?;
     }
     Ok(())
-}
-
-/// Pages that lie together.
-fn runs(pages: &PageSet) -> Vec<std::ops::Range<PageNumber>> {
-    let mut runs: Vec<std::ops::Range<PageNumber>> = Vec::new();
-    for page in pages {
-        match runs.last_mut() {
-            Some(run) if run.end == page => run.end += 1,
-            _ => runs.push(page..page + 1),
-        }
-    }
-    runs
 }

@@ -17,12 +17,14 @@
 //! - [`area`]: [`Area`]: the memory itself under a tracker, for whoever makes the records of checkpoints (several areas in one, or several processes)
 //! - [`capture`]: [`Capture`]: what was written, taken at one instant, apart from the memory
 //! - `line`: who writes captures to the store, one after the other, behind the program; [`Pending`]: a commit that is being written
-//! - [`tracking`]: [`Tracking`]: how writes are found
+//! - [`tracking`]: [`Tracking`]: how writes are found; `auto`: the cheapest way, by what was measured
 //!
 //! An area is memory of fixed size at a fixed address, so that pointers within it hold after a restart. Between two commits the program does with it what it
 //! likes. This room does not know what is in an area, and saves nothing else of the program: no stack, no registers, no open files.
 
 pub mod area;
+#[cfg(target_arch = "x86_64")]
+mod auto;
 pub mod capture;
 pub mod critical;
 mod error;

@@ -66,7 +66,7 @@ struct Job {
     capture: Capture,
     message: Option<String>,
     pause: Duration,
-    /// Failures that the program knew of when it took this one.
+    /// Failures that the area knew of when it was captured.
     era: u64,
     answer: Arc<Answer>,
 }
@@ -94,6 +94,7 @@ pub(crate) struct Line {
     name: String,
     store: Store,
     shared: Arc<(Mutex<State>, Condvar)>,
+    era: u64,
     queue: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -123,7 +124,7 @@ impl Line {
         let (of_thread, into, owner) = (shared.clone(), store.clone(), name.to_owned());
         let work = move || write_all(&into, &owner, &of_thread, &jobs);
         let thread = std::thread::Builder::new().name("fermata-area".into()).spawn(work).map_err(Error::io(name, "starting a thread"))?;
-        Ok((Self { name: name.to_owned(), store: store.clone(), shared, queue: Some(queue), thread: Some(thread) }, state))
+        Ok((Self { name: name.to_owned(), store: store.clone(), shared, era: 0, queue: Some(queue), thread: Some(thread) }, state))
     }
 
     /// The checkpoint that was made durable last.
@@ -132,8 +133,10 @@ impl Line {
     }
 
     /// Hands what failed back to the area; the failure itself, once.
-    pub fn recover(&self, area: &mut Area) -> Result<()> {
+    pub fn recover(&mut self, area: &mut Area) -> Result<()> {
         let mut state = lock(&self.shared.0);
+        // What fails from here on, the area does not know of: whatever it captures next must not be written then.
+        self.era = state.failures;
         let (pages, dropped) = std::mem::take(&mut state.owed);
         area.owe(&pages, &dropped);
         match state.failure.take() {
@@ -147,7 +150,7 @@ impl Line {
         let answer = Arc::new(Answer::default());
         let mut state = lock(&self.shared.0);
         state.queued += 1;
-        let job = Job { capture, message, pause, era: state.failures, answer: answer.clone() };
+        let job = Job { capture, message, pause, era: self.era, answer: answer.clone() };
         drop(state);
         let queue = self.queue.as_ref().expect("open until dropped");
         if let Err(refused) = queue.send(job) {

@@ -1,9 +1,16 @@
 //! How writes to an area are found.
 
+#[cfg(target_arch = "x86_64")]
+use crate::auto::AutoTracker;
+#[cfg(target_arch = "x86_64")]
+use fermata_linux::Trapping;
 use fermata_linux::{AreaMemory, Userfault, Writes, probe};
-use fermata_tracker::{Choice, CompareTracker, EmulateTracker, ProtectTracker, Result, ScanTracker, SoftDirtyTracker, Tracker, Words};
-use fermata_types::{PageNumber, PageSet};
-use std::{fmt, ops::Range, str::FromStr, sync::Arc};
+#[cfg(target_arch = "x86_64")]
+use fermata_tracker::TrapTracker;
+use fermata_tracker::{Choice, CompareTracker, DifferenceTracker, Error, Result, ScanTracker, SoftDirtyTracker, Tracker};
+#[cfg(not(target_arch = "x86_64"))]
+use std::io;
+use std::{fmt, str::FromStr, sync::Arc};
 
 /// A mechanism, after the paper's names (hypervisor-assisted application checkpointing, section IV).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -22,17 +29,20 @@ pub enum Tracking {
     SoftDirty,
     /// Comparison of all pages with what they were, by hash.
     Compare,
+    /// Page tracking, and then word by word what differs in the written pages; keeps a second copy of them.
+    Difference,
 }
 
 impl Tracking {
     /// What people call each of them.
-    pub const NAMES: [(&str, Self); 6] = [
+    pub const NAMES: [(&str, Self); 7] = [
         ("auto", Self::Auto),
         ("assisted", Self::Assisted),
         ("protect", Self::Protect),
         ("emulate", Self::Emulate),
         ("soft-dirty", Self::SoftDirty),
         ("compare", Self::Compare),
+        ("difference", Self::Difference),
     ];
 }
 
@@ -50,4 +60,38 @@ impl FromStr for Tracking {
         let found = Self::NAMES.iter().find(|(name, _)| *name == text);
         found.map(|(_, tracking)| *tracking).ok_or_else(|| format!("expected one of {}", Self::NAMES.map(|(name, _)| name).join(", ")))
     }
+}
+
+/// Begins to watch an area.
+pub(crate) fn start(tracking: Tracking, memory: &AreaMemory, only_stores: bool) -> Result<Box<dyn Tracker>> {
+    Ok(match tracking {
+        Tracking::Auto if Choice::Scan.settle().is_err() => Box::new(CompareTracker::new(memory.file().clone())?),
+        #[cfg(target_arch = "x86_64")]
+        Tracking::Auto if only_stores => Box::new(AutoTracker::new(memory)?),
+        Tracking::Auto | Tracking::Assisted => Box::new(assisted(memory)?),
+        #[cfg(target_arch = "x86_64")]
+        Tracking::Protect => Box::new(TrapTracker::new(memory, Trapping::Open)?),
+        #[cfg(target_arch = "x86_64")]
+        Tracking::Emulate => Box::new(TrapTracker::new(memory, Trapping::Emulate)?),
+        #[cfg(not(target_arch = "x86_64"))]
+        Tracking::Protect | Tracking::Emulate => {
+            let source = io::Error::new(io::ErrorKind::Unsupported, "only on x86-64");
+            return Err(Error::Io { mechanism: "protect", what: "watching writes by signals", source });
+        }
+        Tracking::SoftDirty => Box::new(SoftDirtyTracker::new(memory.place().clone())?),
+        Tracking::Compare => Box::new(CompareTracker::new(memory.file().clone())?),
+        Tracking::Difference => {
+            let inner = start(if only_stores { Tracking::Auto } else { Tracking::Assisted }, memory, only_stores)?;
+            Box::new(DifferenceTracker::new(inner, memory.file().clone()))
+        }
+    })
+}
+
+pub(crate) fn assisted(memory: &AreaMemory) -> Result<ScanTracker> {
+    let failed = |what| move |source| Error::Io { mechanism: "scan", what, source };
+    Choice::Scan.settle()?;
+    let (descriptor, _) = probe::userfaultfd().map_err(failed("making a userfaultfd"))?;
+    let userfault = Userfault::new(descriptor, Writes::Async).map_err(failed("agreeing on asynchronous write-protection"))?;
+    userfault.register(memory.range(), false).map_err(failed("registering the memory"))?;
+    ScanTracker::new(std::process::id(), memory.range(), Arc::new(userfault))
 }
