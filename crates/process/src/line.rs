@@ -108,7 +108,7 @@ impl std::fmt::Debug for Line {
 impl Line {
     /// The line of this name, and the state of the area at its head; none if it is new.
     pub fn open(store: &Store, name: &str) -> Result<(Self, Option<PartState>)> {
-        let head = match store.branch(name, BRANCH)? {
+        let head = match store.branch_to_grow(name, BRANCH)? {
             None => None,
             Some(id) => {
                 let hold = Arc::new(store.hold(&id)?);

@@ -37,7 +37,7 @@ macro_rules! instructions {
                 // SAFETY: the caller's memory; the flags are arithmetic ones.
                 unsafe {
                     asm!(
-                        $load, "push {flags}", "popfq", $text, "pushfq", "pop {flags}",
+                        $load, "# {vector}", "push {flags}", "popfq", $text, "pushfq", "pop {flags}",
                         vector = in(reg) vector, flags = inout(reg) registers.flags, inout("rax") registers.rax, inout("rcx") registers.rcx,
                         inout("rdx") registers.rdx, inout("rdi") registers.rdi, inout("rsi") registers.rsi, out("xmm0") _,
                     );

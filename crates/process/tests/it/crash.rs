@@ -77,7 +77,7 @@ fn killed_at_any_point(tracking: Tracking, behind: bool) {
         });
         thread::sleep(Duration::from_millis(150 + numbers.below(250)));
         child.kill().unwrap();
-        child.wait().unwrap();
+        assert!(child.wait().unwrap().code().is_none(), "round {round}: it ended by itself");
         let told = reader.join().unwrap().unwrap_or(number(&expected));
         let area = open(&store, "counter", BYTES, tracking).unwrap();
         let reached = number(area.as_slice());

@@ -1,7 +1,7 @@
 //! Writers that are no stores: system calls.
 
 use crate::common::*;
-use fermata_process::Tracking;
+use fermata_process::{CriticalArea, Tracking};
 use std::{
     fs::File,
     io::{Read as _, Write as _},
@@ -15,14 +15,16 @@ const OPEN_TO_THE_KERNEL: [Tracking; 3] = [Tracking::Assisted, Tracking::Compare
 fn system_calls_write_into_an_area() {
     each_tracking(|tracking| {
         let (_directory, store) = store();
-        let Some(mut area) = open(&store, "buffers", 16 * PAGE, tracking) else { return };
+        let promised = !OPEN_TO_THE_KERNEL.contains(&tracking);
+        let opened = |store| if promised { open(store, "buffers", 16 * PAGE, tracking) } else { CriticalArea::open(store, "buffers", 16 * PAGE, tracking).ok() };
+        let Some(mut area) = opened(&store) else { return };
         area.begin().unwrap().commit().unwrap();
         let mut source = File::open("/dev/urandom").unwrap();
         let (mut here, mut there) = UnixStream::pair().unwrap();
         for round in 0..4 {
             let mut cycle = area.begin().unwrap();
             let from = round * 3 * PAGE + 100;
-            if !OPEN_TO_THE_KERNEL.contains(&tracking) {
+            if promised {
                 cycle.expect_writes(from..from + 2 * PAGE).unwrap();
             }
             source.read_exact(&mut cycle[from..from + PAGE]).unwrap();
@@ -33,7 +35,7 @@ fn system_calls_write_into_an_area() {
         }
         let content = area.as_slice().to_vec();
         drop(area);
-        assert!(open(&store, "buffers", 16 * PAGE, tracking).unwrap().as_slice() == content, "{tracking}");
+        assert!(opened(&store).unwrap().as_slice() == content, "{tracking}");
     });
 }
 
@@ -53,7 +55,7 @@ fn a_call_that_was_not_announced_fails_under_signals() {
 #[test]
 fn auto_without_a_promise_lets_the_kernel_write() {
     let (_directory, store) = store();
-    let mut area = fermata_process::CriticalArea::open(&store, "buffers", 4 * PAGE, Tracking::Auto).unwrap();
+    let mut area = CriticalArea::open(&store, "buffers", 4 * PAGE, Tracking::Auto).unwrap();
     for _ in 0..20 {
         let mut cycle = area.begin().unwrap();
         File::open("/dev/urandom").unwrap().read_exact(&mut cycle[..PAGE]).unwrap();
