@@ -78,8 +78,14 @@ fn compare(name: &str, run: Run, memory: &mut AreaMemory, trap: &Trap, numbers: 
         run(&mut ours, vector.as_ptr().cast());
         run(&mut theirs, vector.as_ptr().cast());
     }
-    ours.rdi -= memory.range().start;
-    theirs.rdi -= plain.as_ptr() as u64 + offset as u64;
+    let within = |memory: Range<u64>, register: &mut u64| {
+        if memory.contains(register) {
+            *register -= memory.start;
+        }
+    };
+    let twin = plain.as_ptr() as u64 + offset as u64;
+    [&mut ours.rdi, &mut ours.rsi].into_iter().for_each(|register| within(memory.range(), register));
+    [&mut theirs.rdi, &mut theirs.rsi].into_iter().for_each(|register| within(twin..twin + AREA, register));
     (ours.flags, theirs.flags) = (ours.flags & 0x8d5, theirs.flags & 0x8d5);
     assert_eq!(ours, theirs, "{name} at {at:#x} from {before:x?}");
     let after = &plain[offset..offset + AREA as usize];
