@@ -98,23 +98,34 @@ impl Area {
         let bytes = root.pages.checked_mul(PAGE_SIZE as u64).filter(|bytes| (1..=BYTES_MAX as u64).contains(bytes));
         let bytes = bytes.ok_or_else(|| foreign("its size cannot be"))?;
         let excluded = details.excluded(root.pages).ok_or_else(|| foreign("it leaves out pages that it does not have"))?;
-        let memory = match AreaMemory::at(details.address, bytes) {
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && options.anywhere => AreaMemory::new(name, bytes),
-            other => other,
-        };
-        let memory = memory.map_err(|error| Error::Io {
-            area: name.to_owned(),
-            what: "mapping its memory where it was",
-            source: Arc::new(error),
-            advice: "; open it earlier in the program, or, if it has no pointers into itself, with Options::anywhere",
-        })?;
-        let (mut memory, mut page) = (memory, [0; PAGE_SIZE]);
+        let mut memory = Self::place(name, details.address, bytes, &options)?;
+        let mut page = [0; PAGE_SIZE];
         store.for_each_page(root, &mut |number, content| {
             store.read_page(&content, &mut page)?;
             // Before anybody watches, and through the file: pages of the mapping come when they are touched.
             Ok(memory.fill(u64::from(number) * PAGE_SIZE as u64, &page)?)
         })?;
         Self::under(name, memory, excluded, &options)
+    }
+
+    /// An area with this content, whole pages, where another had its address.
+    pub(crate) fn with_content(name: &str, address: u64, content: &[u8], options: &Options) -> Result<Self> {
+        let mut memory = Self::place(name, address, content.len() as u64, options)?;
+        memory.fill(0, content).map_err(Error::io(name, "filling its memory"))?;
+        Self::under(name, memory, PageSet::new(), options)
+    }
+
+    fn place(name: &str, address: u64, bytes: u64, options: &Options) -> Result<AreaMemory> {
+        let memory = match AreaMemory::at(address, bytes) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && options.anywhere => AreaMemory::new(name, bytes),
+            other => other,
+        };
+        memory.map_err(|error| Error::Io {
+            area: name.to_owned(),
+            what: "mapping its memory where it was",
+            source: Arc::new(error),
+            advice: "; open it earlier in the program, or, if it has no pointers into itself, with Options::anywhere",
+        })
     }
 
     fn under(name: &str, memory: AreaMemory, excluded: PageSet, options: &Options) -> Result<Self> {

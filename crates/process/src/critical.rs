@@ -94,6 +94,11 @@ impl CriticalArea {
         Ok(Cycle { area: self, message: None })
     }
 
+    /// What is in it, to be written without a cycle: it belongs to the next commit.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        self.area.as_mut_slice()
+    }
+
     /// See [`Area::exclude`].
     pub fn exclude(&mut self, bytes: Range<usize>) -> Result<()> {
         self.area.exclude(bytes)

@@ -16,7 +16,9 @@
 //! - [`critical`]: [`CriticalArea`]: an area that grows a line of checkpoints in a store; [`Cycle`]: from `begin` to `commit`
 //! - [`area`]: [`Area`]: the memory itself under a tracker, for whoever makes the records of checkpoints (several areas in one, or several processes)
 //! - [`capture`]: [`Capture`]: what was written, taken at one instant, apart from the memory
+//! - [`heap`]: [`Heap`]: an allocator that places structures inside an area
 //! - `line`: who writes captures to the store, one after the other, behind the program; [`Pending`]: a commit that is being written
+//! - [`replica`]: commits to a second process instead of a store: [`Replica`] sends, [`Backup`] receives and takes over
 //! - [`tracking`]: [`Tracking`]: how writes are found; `auto`: the cheapest way, by what was measured
 //!
 //! An area is memory of fixed size at a fixed address, so that pointers within it hold after a restart. Between two commits the program does with it what it
@@ -28,12 +30,16 @@ mod auto;
 pub mod capture;
 pub mod critical;
 mod error;
+pub mod heap;
 mod line;
+pub mod replica;
 pub mod tracking;
 
 pub use area::{Area, Options};
 pub use capture::Capture;
 pub use critical::{CriticalArea, Cycle};
 pub use error::{Error, Result};
+pub use heap::{Heap, HeapError, Placed};
 pub use line::Pending;
+pub use replica::{Backup, Replica};
 pub use tracking::Tracking;

@@ -62,8 +62,8 @@ impl FromStr for Tracking {
     }
 }
 
-/// Begins to watch an area.
-pub(crate) fn start(tracking: Tracking, memory: &AreaMemory, only_stores: bool) -> Result<Box<dyn Tracker>> {
+/// Begins to watch memory of this process. `only_stores`: no system call writes there but where [`Tracker::expect_writes`] said so.
+pub fn start(tracking: Tracking, memory: &AreaMemory, only_stores: bool) -> Result<Box<dyn Tracker>> {
     Ok(match tracking {
         Tracking::Auto if Choice::Scan.settle().is_err() => Box::new(CompareTracker::new(memory.file().clone())?),
         #[cfg(target_arch = "x86_64")]

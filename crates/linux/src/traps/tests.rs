@@ -357,3 +357,30 @@ fn handlers_of_the_program_get_what_is_theirs() {
     memory.as_mut_slice()[1] = 1;
     assert_eq!((SERVED.load(SeqCst), memory.as_slice()[1]), (1, 1));
 }
+
+/// Memory in huge pages is watched page by page.
+#[test]
+fn huge_pages_are_watched_by_the_page() {
+    const HUGE: u64 = 2 << 20;
+    /// `MADV_COLLAPSE`: now, whatever the settings are.
+    const COLLAPSE: i32 = 25;
+    for trapping in [Trapping::Open, Trapping::Emulate] {
+        let mut memory = AreaMemory::new("huge", 2 * HUGE).unwrap();
+        memory.as_mut_slice().fill(1);
+        let start = memory.range().start;
+        // SAFETY: our own mapping; its content stays.
+        if unsafe { libc::madvise(start as *mut _, 2 * HUGE as usize, COLLAPSE) } != 0 {
+            let _ = std::io::Write::write_all(&mut io::stderr(), b"skipped: the kernel has no huge pages to give\n");
+            return;
+        }
+        let trap = Trap::new(&memory, trapping).unwrap();
+        trap.arm().unwrap();
+        for page in [0, 1, 511, 512, 700, 1023] {
+            memory.as_mut_slice()[page * PAGE as usize + 9] = 2;
+        }
+        let mut named = Vec::new();
+        trap.take(|page, _| named.push(page)).unwrap();
+        assert_eq!(named, [0, 1, 511, 512, 700, 1023], "{trapping:?}");
+        assert_eq!(memory.as_slice().iter().filter(|byte| **byte == 2).count(), 6);
+    }
+}

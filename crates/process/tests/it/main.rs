@@ -5,3 +5,4 @@ mod commits;
 mod crash;
 mod hostile;
 mod oracle;
+mod replica;
