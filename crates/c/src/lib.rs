@@ -41,7 +41,8 @@ pub struct FermataPending(Pending);
 
 /// Does the work; says what went wrong, and returns nothing then.
 fn told<T>(work: impl FnOnce() -> Result<T, String>) -> Option<T> {
-    let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("a bug of Fermata: it panicked, see what it wrote to stderr".into()));
+    let result =
+        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("a bug of Fermata: it panicked, see what it wrote to stderr".into()));
     let text = match result {
         Ok(value) => return Some(value),
         Err(text) => text.replace('\0', " "),

@@ -8,8 +8,8 @@ use std::{
 /// Where the library lies: beside this test, or one above.
 fn library() -> PathBuf {
     let test = std::env::current_exe().expect("this test");
-    let places = test.ancestors().skip(1).take(2).map(Path::to_owned);
-    places.into_iter().find(|place| place.join("libfermata.so").exists()).expect("libfermata.so was built with this test")
+    let mut places = test.ancestors().skip(1).take(2).map(Path::to_owned);
+    places.find(|place| place.join("libfermata.so").exists()).expect("libfermata.so was built with this test")
 }
 
 #[test]

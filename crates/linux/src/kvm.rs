@@ -5,9 +5,9 @@
 
 use crate::Mapping;
 use kvm_bindings::{
-    KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_PAGE_OFFSET,
-    KVM_CAP_READONLY_MEM, KVM_EXIT_DIRTY_RING_FULL, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, kvm_clear_dirty_log, kvm_dirty_gfn, kvm_enable_cap, kvm_regs, kvm_segment,
-    kvm_userspace_memory_region,
+    KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_CAP_READONLY_MEM,
+    KVM_DIRTY_LOG_PAGE_OFFSET, KVM_EXIT_DIRTY_RING_FULL, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, kvm_clear_dirty_log, kvm_dirty_gfn,
+    kvm_enable_cap, kvm_regs, kvm_segment, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use rustix::{
@@ -71,7 +71,9 @@ pub struct FlatGuest {
 
 #[derive(Debug)]
 enum Notes {
-    Log { separate_clear: bool },
+    Log {
+        separate_clear: bool,
+    },
     Ring(Mutex<Rings>),
     /// Byte offsets.
     Stores(Mutex<Vec<Range<u64>>>),

@@ -1,4 +1,4 @@
-//! The cheapest way to find writes, by what they cost here and by what the program does.
+//! The cheapest way to find writes, by trying: how long cycles take under each way, with all that the program does in them.
 //!
 //! | way | costs, for a cycle of n pages and s stores |
 //! |---|---|
@@ -6,35 +6,31 @@
 //! | protect | a signal for each page |
 //! | emulate | a signal for each store |
 //!
-//! What a signal, a store and an assisted first write cost is measured once in each process on memory of its own; what a scan costs, by each scan. How many pages a cycle has is
-//! seen under all three; how many stores, under emulation only. So a cycle now and then is emulated to see, up to a limit, after which its pages are opened.
-//! Between `protect` and `emulate` nothing has to be done to the memory. To and from `assisted` costs about as much as a scan, and needs several cycles that agree.
+//! ```text
+//!   the best one so far ... │ some cycles under each other │ the best one ...
+//!   (32 cycles, then twice as many each time that it stays the best)
+//! ```
+//!
+//! What counts is the time from one take to the end of the next. A program whose own work takes so long that the ways cannot be told apart loses nothing by any of them. A way that cannot win is not
+//! tried: no signal costs less than a microsecond. Emulation is tried up to a limit of stores, after which pages are opened.
 
 use crate::tracking::assisted;
-use fermata_linux::{AreaMemory, Trapping, clock::Stopwatch};
-use fermata_tracker::{Error, Result, ScanTracker, Tracker, TrapTracker, Words};
-use fermata_types::{PAGE_SIZE, PageNumber, PageSet};
-use std::{ops::Range, sync::OnceLock, time::Duration};
+use fermata_linux::{AreaMemory, Trapping, clock};
+use fermata_tracker::{Result, ScanTracker, Tracker, TrapTracker, Words};
+use fermata_types::{PageNumber, PageSet};
+use std::{ops::Range, time::Duration};
 
-/// Cycles between two that are emulated to see how many stores there are; doubled each time that nothing comes of it.
-const LOOK_AFTER: u32 = 64;
-const LOOK_AFTER_MAX: u32 = 4096;
-/// Cycles in a row that must agree before the memory is set up for another way.
-const AGREE: u32 = 4;
-/// A way must be cheaper by so much to be worth a change.
-const MARGIN: f64 = 0.9;
-/// Pages of the trial.
-const TRIAL: usize = 256;
+/// Cycles under the best way before the others are tried again.
+const PERIOD: u32 = 32;
+const PERIOD_MAX: u32 = 8192;
+/// Cycles that a way is judged by; their median, so that one that was interrupted does not count.
+const BLOCK: usize = 5;
+/// A way must be faster by so much to be worth a change.
+const MARGIN: f64 = 0.97;
+/// No signal costs less, ns.
+const SIGNAL_MIN: f64 = 1000.0;
 
-/// What things cost on this host, ns.
-#[derive(Debug, Clone, Copy)]
-struct Prices {
-    /// A first write to a page, and having it named and watched again.
-    assisted: f64,
-    protect: f64,
-    /// A store.
-    emulate: f64,
-}
+const WAYS: [Way; 3] = [Way::Assisted, Way::Trapping(Trapping::Open), Way::Trapping(Trapping::Emulate)];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -42,105 +38,44 @@ enum Way {
     Trapping(Trapping),
 }
 
-/// Three trackers over one area, of which one watches.
+/// Trackers over one area, of which one watches.
 #[derive(Debug)]
 pub(crate) struct AutoTracker {
     scan: ScanTracker,
     trap: TrapTracker,
     way: Way,
-    prices: Prices,
-    /// A scan that finds nothing, ns.
-    scan_ns: f64,
-    /// Cycles in a row for which the other setting of the memory would have been cheaper.
-    agreed: u32,
-    /// Until a cycle is emulated to see.
-    look_in: u32,
-    look_after: u32,
-    /// This cycle is.
-    looking: bool,
+    choice: Chooser,
+    /// When the last take ended.
+    ended: Option<Duration>,
 }
 
 impl AutoTracker {
     pub fn new(memory: &AreaMemory) -> Result<Self> {
         let (scan, trap) = (assisted(memory)?, TrapTracker::resting(memory, Trapping::Open)?);
-        let prices = prices()?;
-        Ok(Self {
-            scan,
-            trap,
-            way: Way::Assisted,
-            prices,
-            scan_ns: 0.0,
-            agreed: 0,
-            look_in: LOOK_AFTER,
-            look_after: LOOK_AFTER,
-            looking: false,
-        })
+        Ok(Self { scan, trap, way: Way::Assisted, choice: Chooser::new(), ended: None })
     }
 
-    fn take_assisted(&mut self) -> Result<Words> {
-        let watch = Stopwatch::start();
-        let pages = self.scan.take()?;
-        let (spent, count) = (ns(watch.elapsed()), pages.len() as f64);
-        // The part of the price of a page that lies in the scan is small beside the write itself.
-        let clean = (spent - count * self.prices.assisted * 0.1).max(0.0);
-        self.scan_ns = if self.scan_ns == 0.0 { clean } else { self.scan_ns * 0.75 + clean * 0.25 };
-        let (here, there) = (self.scan_ns + count * self.prices.assisted, count * self.prices.protect.min(self.prices.emulate));
-        if self.agrees(there < here * MARGIN) {
-            self.trap.turn(Trapping::Open);
-            // If it fails, what was found must still be told; and the scan goes on seeing everything.
-            if self.trap.arm().is_ok() {
-                self.way = Way::Trapping(Trapping::Open);
+    /// Sets the memory up for another way. Whatever fails, the way that watches goes on seeing everything.
+    fn turn(&mut self, to: Way) {
+        match (self.way, to) {
+            (Way::Assisted, Way::Trapping(trapping)) => {
+                self.trap.turn(trapping);
+                if self.trap.arm().is_err() {
+                    return;
+                }
             }
+            (Way::Trapping(_), Way::Trapping(trapping)) => self.trap.turn(trapping),
+            (Way::Trapping(_), Way::Assisted) => {
+                // The scan first: no page may be open and unwatched.
+                if self.scan.take().is_err() {
+                    return;
+                }
+                // Pages that stay closed are opened when they are written to, and the scan sees that, too.
+                let _ = self.trap.rest();
+            }
+            (Way::Assisted, Way::Assisted) => {}
         }
-        Ok(pages.into())
-    }
-
-    fn take_trapped(&mut self, trapping: Trapping) -> Result<Words> {
-        let words = self.trap.take_words()?;
-        let stores = self.trap.take_stores() as f64;
-        let pages = (words.whole.len() + words.parts.len() as u64) as f64;
-        let protect = pages * self.prices.protect;
-        // Under protection nobody knows the stores; there is at least one for each page.
-        let emulate = if trapping == Trapping::Emulate { stores * self.prices.emulate } else { f64::INFINITY };
-        let cheaper = if trapping == Trapping::Emulate && emulate < protect * MARGIN && words.whole.is_empty() {
-            Trapping::Emulate
-        } else {
-            Trapping::Open
-        };
-        if self.looking {
-            self.look_after = if cheaper == Trapping::Emulate { LOOK_AFTER } else { (self.look_after * 2).min(LOOK_AFTER_MAX) };
-            self.looking = false;
-        }
-        let there = self.scan_ns + pages * self.prices.assisted;
-        // The scan first: no page may be open and unwatched.
-        if self.agrees(there < protect.min(emulate) * MARGIN) && self.scan.take().is_ok() {
-            self.way = Way::Assisted;
-            // Pages that stay closed are opened when they are written to, and the scan sees that, too.
-            let _ = self.trap.rest();
-            return Ok(words);
-        }
-        self.way = Way::Trapping(cheaper);
-        self.look_in = self.look_in.saturating_sub(1);
-        if cheaper == Trapping::Open && self.look_in == 0 {
-            self.look_in = self.look_after;
-            self.looking = true;
-            self.way = Way::Trapping(Trapping::Emulate);
-        }
-        // More than would be cheaper is not worth knowing.
-        self.trap.limit((protect / self.prices.emulate) as u64 + 16);
-        if let Way::Trapping(next) = self.way {
-            self.trap.turn(next);
-        }
-        Ok(words)
-    }
-
-    fn agrees(&mut self, cheaper: bool) -> bool {
-        self.agreed = if cheaper { self.agreed + 1 } else { 0 };
-        let agreed = self.agreed >= AGREE;
-        if agreed {
-            self.agreed = 0;
-        }
-        agreed
+        self.way = to;
     }
 }
 
@@ -157,10 +92,22 @@ impl Tracker for AutoTracker {
     }
 
     fn take_words(&mut self) -> Result<Words> {
-        match self.way {
-            Way::Assisted => self.take_assisted(),
-            Way::Trapping(trapping) => self.take_trapped(trapping),
+        let words = match self.way {
+            Way::Assisted => self.scan.take()?.into(),
+            Way::Trapping(_) => self.trap.take_words()?,
+        };
+        let now = clock::monotonic();
+        let pages = (words.whole.len() + words.parts.len() as u64) as f64;
+        if let Some(before) = self.ended.replace(now) {
+            let way = self.choice.next((now - before).as_nanos() as f64, pages);
+            if way != self.way {
+                self.turn(way);
+                self.ended = None;
+            }
         }
+        self.trap.take_stores();
+        self.trap.limit(pages as u64 * 4 + 64);
+        Ok(words)
     }
 
     fn expect_writes(&mut self, pages: Range<PageNumber>) -> Result<()> {
@@ -171,42 +118,133 @@ impl Tracker for AutoTracker {
     }
 }
 
-fn ns(time: Duration) -> f64 {
-    time.as_nanos() as f64
+/// Which way comes next, from how long cycles took and nothing else.
+#[derive(Debug)]
+struct Chooser {
+    best: usize,
+    at: usize,
+    /// Medians of a block under each way, ns.
+    medians: [f64; 3],
+    block: Vec<f64>,
+    /// Ways that are yet to be tried.
+    left: Vec<usize>,
+    /// Cycles until they are tried again.
+    wait: u32,
+    period: u32,
+    /// Pages of a cycle when the best one was chosen.
+    pages: f64,
 }
 
-/// Measured once.
-fn prices() -> Result<Prices> {
-    static PRICES: OnceLock<Prices> = OnceLock::new();
-    if let Some(prices) = PRICES.get() {
-        return Ok(*prices);
+impl Chooser {
+    fn new() -> Self {
+        let block = Vec::with_capacity(BLOCK + 1);
+        Self { best: 0, at: 0, medians: [f64::INFINITY; 3], block, left: Vec::new(), wait: PERIOD, period: PERIOD, pages: 0.0 }
     }
-    let failed = |source| Error::Io { mechanism: "auto", what: "mapping memory for a trial", source };
-    let mut memory = AreaMemory::new("fermata trial", (TRIAL * PAGE_SIZE) as u64).map_err(failed)?;
-    memory.as_mut_slice().fill(1);
-    let mut scan = assisted(&memory)?;
-    scan.take()?;
-    let assisted = price(&mut memory, &mut scan)?;
-    drop(scan);
-    let mut trap = TrapTracker::new(&memory, Trapping::Open)?;
-    trap.take()?;
-    let protect = price(&mut memory, &mut trap)?;
-    trap.turn(Trapping::Emulate);
-    trap.take()?;
-    let emulate = price(&mut memory, &mut trap)?;
-    Ok(*PRICES.get_or_init(|| Prices { assisted, protect, emulate }))
-}
 
-/// The least of some rounds, for each page.
-fn price(memory: &mut AreaMemory, tracker: &mut dyn Tracker) -> Result<f64> {
-    let mut best = f64::INFINITY;
-    for round in 0..4_u8 {
-        let watch = Stopwatch::start();
-        for page in memory.as_mut_slice().chunks_exact_mut(PAGE_SIZE) {
-            std::hint::black_box(&mut page[0..8])[0] = round;
+    /// A cycle of so many pages took so long.
+    fn next(&mut self, ns: f64, pages: f64) -> Way {
+        self.block.push(ns);
+        if self.at == self.best && self.left.is_empty() {
+            self.rest(pages);
+        } else if self.block.len() >= BLOCK {
+            self.medians[self.at] = median(&self.block);
+            self.block.clear();
+            match self.left.pop() {
+                Some(next) => self.at = next,
+                None => self.judge(pages),
+            }
         }
-        tracker.take()?;
-        best = best.min(ns(watch.elapsed()) / TRIAL as f64);
+        WAYS[self.at]
     }
-    Ok(best)
+
+    /// Under the best one.
+    fn rest(&mut self, pages: f64) {
+        if self.block.len() > BLOCK {
+            self.block.remove(0);
+        }
+        // Another load: what was best may not be.
+        if pages > self.pages * 2.0 + 1.0 || pages * 2.0 + 1.0 < self.pages {
+            (self.pages, self.period) = (pages, PERIOD);
+            self.wait = self.wait.min(PERIOD);
+        }
+        self.wait = self.wait.saturating_sub(1);
+        if self.wait > 0 {
+            return;
+        }
+        let now = median(&self.block);
+        self.medians = [f64::INFINITY; 3];
+        self.medians[self.best] = now;
+        self.left = (0..WAYS.len()).filter(|way| *way != self.best && (WAYS[*way] == Way::Assisted || pages * SIGNAL_MIN < now)).collect();
+        self.block.clear();
+        match self.left.pop() {
+            Some(next) => self.at = next,
+            None => self.stay(),
+        }
+    }
+
+    fn judge(&mut self, pages: f64) {
+        let winner = (0..WAYS.len()).min_by(|a, b| self.medians[*a].total_cmp(&self.medians[*b])).unwrap_or(self.best);
+        if self.medians[winner] < self.medians[self.best] * MARGIN {
+            (self.best, self.period) = (winner, PERIOD);
+            self.wait = self.period;
+        } else {
+            self.stay();
+        }
+        (self.at, self.pages) = (self.best, pages);
+    }
+
+    fn stay(&mut self) {
+        self.period = (self.period * 2).min(PERIOD_MAX);
+        self.wait = self.period;
+    }
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::INFINITY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Plays a program whose cycles take so long under each way, and says how much longer it took than under the best one alone.
+    fn play(chooser: &mut Chooser, cycles: u32, pages: f64, cost: [f64; 3]) -> f64 {
+        let mut spent = 0.0;
+        for nth in 0..cycles {
+            // Some are interrupted.
+            let took = cost[chooser.at] * if nth % 11 == 3 { 20.0 } else { 1.0 };
+            spent += cost[chooser.at];
+            chooser.next(took, pages);
+        }
+        spent / (f64::from(cycles) * cost.iter().copied().fold(f64::INFINITY, f64::min))
+    }
+
+    #[test]
+    fn the_cheapest_way_is_found_and_the_search_costs_little() {
+        for cost in [[10e3, 30e3, 60e3], [200e3, 5e3, 9e3], [200e3, 9e3, 5e3], [10e3, 10e3, 10e3]] {
+            let mut chooser = Chooser::new();
+            play(&mut chooser, 500, 2.0, cost);
+            let over = play(&mut chooser, 20_000, 2.0, cost);
+            assert!(over < 1.15, "{over} for {cost:?}");
+        }
+    }
+
+    #[test]
+    fn another_load_is_judged_anew() {
+        let mut chooser = Chooser::new();
+        play(&mut chooser, 50_000, 2.0, [200e3, 5e3, 9e3]);
+        assert_eq!(WAYS[chooser.best], Way::Trapping(Trapping::Open));
+        play(&mut chooser, 200, 5000.0, [900e3, 20e6, 40e6]);
+        assert_eq!(WAYS[chooser.best], Way::Assisted);
+    }
+
+    #[test]
+    fn what_cannot_win_is_never_tried() {
+        let mut chooser = Chooser::new();
+        for _ in 0..10_000 {
+            assert_eq!(chooser.next(50e3, 100.0), Way::Assisted);
+        }
+    }
 }

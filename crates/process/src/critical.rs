@@ -46,7 +46,11 @@ impl CriticalArea {
                 let area = Area::restore(store, &state, options)?;
                 let found = area.as_slice().len();
                 if found != bytes.next_multiple_of(PAGE_SIZE) {
-                    return Err(Error::refused(name, format!("it has {found} bytes, not {bytes}"), "open it with its size, or choose another name"));
+                    return Err(Error::refused(
+                        name,
+                        format!("it has {found} bytes, not {bytes}"),
+                        "open it with its size, or choose another name",
+                    ));
                 }
                 area
             }
@@ -57,7 +61,11 @@ impl CriticalArea {
     fn lock(store: &Store, name: &str) -> Result<FileLock> {
         // Names of areas are names of experiments: the store refuses others, but this file comes first.
         if name.is_empty() || name.len() > 128 || name.contains(['/', '~', '\0']) || name.starts_with('-') {
-            return Err(Error::refused(name, "it cannot have this name", "a name has 1 to 128 bytes, no white space, no / or ~, and no - in front"));
+            return Err(Error::refused(
+                name,
+                "it cannot have this name",
+                "a name has 1 to 128 bytes, no white space, no / or ~, and no - in front",
+            ));
         }
         let path = store.live_dir().join(format!("area-{name}.lock"));
         let lock = FileLock::try_take(&path).map_err(Error::io(name, "locking it"))?;

@@ -98,7 +98,11 @@ impl<S: Read + Write> Replica<S> {
         self.stream.write_all(&partial)?;
         self.stream.flush()?;
         let acknowledged = number(&mut self.stream)?;
-        if acknowledged == self.commits { Ok(()) } else { Err(nonsense(format!("commit {acknowledged} was acknowledged, not {}", self.commits))) }
+        if acknowledged == self.commits {
+            Ok(())
+        } else {
+            Err(nonsense(format!("commit {acknowledged} was acknowledged, not {}", self.commits)))
+        }
     }
 }
 

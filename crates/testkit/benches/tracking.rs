@@ -1,7 +1,7 @@
 //! What it costs a program to have its writes found: the microbenchmark of the paper on hypervisor-assisted application checkpointing, its figures 6 to 8 and the cost of a scan.
 //!
 //! A transaction writes WPP words to each of PPT pages of an area, and ends with the words or pages that were written, copied out. Times are for 100,000 transactions
-//! (`Tcount`), measured over as many of them as fit into a second or two.
+//! (`Tcount`), measured over as many of them as fit into a second.
 
 #[path = "fidelity/picture.rs"]
 #[allow(dead_code)]
@@ -34,7 +34,7 @@ const NATIVE: [Tracking; 6] =
 
 fn main() {
     let short = std::env::args().any(|argument| argument == "--short");
-    let bench = Bench { time: Duration::from_millis(if short { 60 } else { 1500 }), short };
+    let bench = Bench { time: Duration::from_millis(if short { 60 } else { 1000 }), short };
     let mut report = Report::new("tracking");
     let grid = bench.grid(&mut report);
     figure_6(&mut report, &grid);
@@ -43,7 +43,9 @@ fn main() {
     automatic(&mut report, &grid, &bench);
     bench.scans(&mut report);
     if !matches!(probe::virtualization(), Virtualization::Usable) {
-        report.note("this host has neither VMX nor SVM: KVM runs in software here, and what kvm-log and kvm-store cost says little of others");
+        report.note(
+            "this host has neither VMX nor SVM: KVM runs in software here, and what kvm-log and kvm-store cost says little of others",
+        );
     }
     report.note("every mechanism notes writes to a file in memory; a durable commit costs the disk's time on top, the same for all");
     report.print();
@@ -246,7 +248,8 @@ impl Bench {
         for mib in sizes {
             let mut row = vec![mib.to_string()];
             for name in rows[0][1..].to_vec() {
-                let spent = Native::new(Some(name.parse().expect("its name")), *mib).map(|mut subject| self.measure(&mut subject, 0, 0, *mib));
+                let spent =
+                    Native::new(Some(name.parse().expect("its name")), *mib).map(|mut subject| self.measure(&mut subject, 0, 0, *mib));
                 row.push(cell(spent));
                 if let Some(spent) = spent {
                     series.entry(name).or_default().push((*mib as f64, spent));
@@ -296,7 +299,13 @@ fn figure_6(report: &mut Report, grid: &Grid) {
         let of_wpp: Vec<_> = WPPS[1..].iter().filter_map(|wpp| over(grid, name, 64, *wpp)).collect();
         let (least, most) = of_wpp.iter().fold((f64::MAX, 0.0), |(least, most): (f64, f64), value| (least.min(*value), most.max(*value)));
         if of_wpp.len() > 1 && name != "kvm-log" {
-            report.mark(&format!("figure 6: {name}, 64 pages, WPP 4 to 16"), most / least, "times", None, ("at most 1.25", most / least <= 1.25));
+            report.mark(
+                &format!("figure 6: {name}, 64 pages, WPP 4 to 16"),
+                most / least,
+                "times",
+                None,
+                ("at most 1.25", most / least <= 1.25),
+            );
         }
         for wpp in &WPPS[1..] {
             let points: Vec<_> = PPTS.iter().filter_map(|ppt| Some((*ppt as f64, of(grid, name, *ppt, *wpp)?))).collect();
@@ -321,7 +330,8 @@ fn figure_7(report: &mut Report, grid: &Grid, bench: &Bench) {
             let found = [1, 4, 16].map(split);
             rows.push([size.to_string(), name.to_owned()].into_iter().chain(found.map(cell)).collect());
             let there: Vec<_> = found.into_iter().flatten().collect();
-            let (least, most) = there.iter().fold((f64::MAX, 0.0), |(least, most): (f64, f64), value| (least.min(*value), most.max(*value)));
+            let (least, most) =
+                there.iter().fold((f64::MAX, 0.0), |(least, most): (f64, f64), value| (least.min(*value), most.max(*value)));
             if name == "emulate" && there.len() > 1 {
                 let text = format!("figure 7: {name}, {size} writes on 1 to 16 of a page");
                 report.mark(&text, most / least, "times", None, ("at most 1.25", most / least <= 1.25));

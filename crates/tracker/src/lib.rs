@@ -24,8 +24,8 @@ pub mod words;
 
 pub use choice::{Choice, Standing};
 pub use compare::CompareTracker;
-pub use kvm::{KvmNotes, KvmTracker};
 pub use difference::DifferenceTracker;
+pub use kvm::{KvmNotes, KvmTracker};
 pub use scan::ScanTracker;
 pub use soft_dirty::SoftDirtyTracker;
 #[cfg(target_arch = "x86_64")]

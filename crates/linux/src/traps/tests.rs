@@ -150,7 +150,8 @@ fn integer_stores_are_done_as_the_processor_does_them() {
 fn strings_are_done_as_the_processor_does_them() {
     let once = instructions!["nop"; "stosb", "stosw", "stosd", "stosq", "movsb", "movsw", "movsd", "movsq"];
     each_instruction(&once, 1, 5, in_words);
-    let repeated = instructions!["nop"; "rep stosb", "rep stosw", "rep stosd", "rep stosq", "rep movsb", "rep movsw", "rep movsd", "rep movsq"];
+    let repeated =
+        instructions!["nop"; "rep stosb", "rep stosw", "rep stosd", "rep stosq", "rep movsb", "rep movsw", "rep movsd", "rep movsq"];
     [1, 3, 700].into_iter().for_each(|count| each_instruction(&repeated, 1, count, in_words));
     // From where it has just written.
     let onto_itself = instructions!["lea rsi, [rdi - 3]"; "rep movsb"];

@@ -16,7 +16,13 @@ fn system_calls_write_into_an_area() {
     each_tracking(|tracking| {
         let (_directory, store) = store();
         let promised = !OPEN_TO_THE_KERNEL.contains(&tracking);
-        let opened = |store| if promised { open(store, "buffers", 16 * PAGE, tracking) } else { CriticalArea::open(store, "buffers", 16 * PAGE, tracking).ok() };
+        let opened = |store| {
+            if promised {
+                open(store, "buffers", 16 * PAGE, tracking)
+            } else {
+                CriticalArea::open(store, "buffers", 16 * PAGE, tracking).ok()
+            }
+        };
         let Some(mut area) = opened(&store) else { return };
         area.begin().unwrap().commit().unwrap();
         let mut source = File::open("/dev/urandom").unwrap();

@@ -1,7 +1,7 @@
 //! Areas as programs use them.
 
-mod common;
 mod commits;
+mod common;
 mod crash;
 mod hostile;
 mod oracle;

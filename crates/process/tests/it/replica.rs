@@ -122,16 +122,13 @@ fn words_travel_where_words_are_known() {
             backup.receive().unwrap();
         });
         let mut counted = here;
-        let before = {
-            let mut replica = Replica::connect(&mut counted, &mut area).unwrap();
-            for page in 0..20 {
-                area.as_mut_slice()[page * PAGE + 64..page * PAGE + 72].copy_from_slice(&7_u64.to_le_bytes());
-            }
-            replica.commit(&mut area).unwrap();
-            backup.join().unwrap();
-            counted.sent
-        };
-        before
+        let mut replica = Replica::connect(&mut counted, &mut area).unwrap();
+        for page in 0..20 {
+            area.as_mut_slice()[page * PAGE + 64..page * PAGE + 72].copy_from_slice(&7_u64.to_le_bytes());
+        }
+        replica.commit(&mut area).unwrap();
+        backup.join().unwrap();
+        counted.sent
     });
     sent.sort_unstable();
     assert!(sent[0] * 10 < sent[1], "{sent:?}");
