@@ -72,6 +72,13 @@ impl Store {
         self.get_ref(&*self.0.index.read()?, &key(BRANCH, experiment, branch)?)
     }
 
+    /// The same for who is about to grow it. A process that was killed in a commit may have left one that is durable and that readers do not see until the next
+    /// one writes; here it is seen.
+    pub fn branch_to_grow(&self, experiment: &str, branch: &str) -> Result<Option<CheckpointId>> {
+        let key = key(BRANCH, experiment, branch)?;
+        self.0.index.write(|write| self.get_ref(write, &key))
+    }
+
     /// All branches of an experiment with their heads.
     pub fn branches(&self, experiment: &str) -> Result<BTreeMap<String, CheckpointId>> {
         self.list_refs(BRANCH, experiment)
