@@ -7,7 +7,8 @@ use crate::{
     service::Service,
     values::{
         self, Activity, CaptureRequest, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment,
-        ExperimentState, ForkRequest, ForwardOf, ForwardRequest, GotoRequest, LinkEnd, LinkRequest, Metric, Problem, Resumed, RunRequest,
+        ExperimentState, ForkRequest, ForwardOf, ForwardRequest, GotoRequest, LinkEnd, LinkRequest, Loading, Metric, Problem, Resumed,
+        RunRequest,
     },
 };
 use fermata_experiment::{Asked, Body, MachineBody, Run, Status};
@@ -42,7 +43,21 @@ impl Desk {
             runs: keeper.runs().iter().map(|run| convert::run(run, quietly)).collect(),
             spare_ready: keeper.spare_ready(),
             trouble: keeper.trouble(),
+            loading: self.loading(),
+            swapped: None,
         }
+    }
+
+    fn loading(&self) -> Option<Loading> {
+        let (remote, state) = self.keeper.loading()?;
+        Some(Loading {
+            remote,
+            total_bytes: state.total,
+            away_bytes: state.total.saturating_sub(state.fetched),
+            asked: state.asked,
+            waiting: state.trouble.clone().filter(|_| state.waited_for),
+            trouble: state.trouble.filter(|_| !state.waited_for),
+        })
     }
 
     /// The run and the name of the machine that `[RUN:]MACHINE` means, and what the run lives in now.

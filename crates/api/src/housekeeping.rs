@@ -189,6 +189,8 @@ mod tests {
             runs: vec![run("main", "main.2"), run("what-if", "what-if")],
             spare_ready: false,
             trouble: None,
+            loading: None,
+            swapped: None,
         };
         let known = [experiment("lives", ExperimentState::Running), experiment("dead", ExperimentState::Dead)];
         let check = |experiment: &str, branches: &[&str], all: bool| {

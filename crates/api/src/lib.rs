@@ -10,6 +10,7 @@
 //! - `links`: the links of a run, as they are and as they are to be
 //! - `captures`: what goes through interfaces, as it goes
 //! - [`remotes`]: places that checkpoints are copied to and from
+//! - [`swapping`]: experiments that leave this host and come back
 //! - [`exports`]: parts of checkpoints as files for other programs
 //! - [`mounting`]: checkpoints as directories of files
 //! - [`plots`]: figures over many checkpoints, as series to draw
@@ -37,6 +38,7 @@ pub mod plots;
 pub mod remotes;
 pub mod server;
 pub mod service;
+pub mod swapping;
 pub mod trials;
 pub mod values;
 

@@ -117,6 +117,11 @@ fn about_keeper(experiment: &Experiment, process: &Process) -> Vec<Metric> {
         gauge("keeper_resident_bytes", "Memory of the keeper's process.", process.resident_bytes as f64),
         gauge("keeper_open_files", "File descriptors of the keeper's process.", process.open_files as f64),
     ];
+    if let Some(loading) = &experiment.loading {
+        metrics.push(gauge("away_bytes", "Bytes that are still on the remote that it was swapped in from.", loading.away_bytes as f64));
+        metrics.push(gauge("away_asked", "Objects that machines waited for from that remote.", loading.asked as f64));
+        metrics.push(gauge("away_waiting", "1 if machines stand still until that remote can be read.", truth(loading.waiting.is_some())));
+    }
     if let Some(every) = experiment.every_ms {
         metrics.push(gauge("interval_seconds", "Time between two checkpoints by the clock.", every as f64 / 1e3));
     }

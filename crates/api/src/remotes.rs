@@ -316,7 +316,7 @@ pub fn experiments_on(store: &Path, request: &CopyRequest) -> Result<Vec<String>
 }
 
 /// The remote that is meant.
-fn entry(store: &Path, request: &CopyRequest) -> Result<RemoteEntry, Problem> {
+pub(crate) fn entry(store: &Path, request: &CopyRequest) -> Result<RemoteEntry, Problem> {
     let all = remotes(store)?;
     let named = |text: &str| all.iter().find(|known| known.name == text || known.address == text);
     let unnamed =
@@ -339,15 +339,26 @@ fn entry(store: &Path, request: &CopyRequest) -> Result<RemoteEntry, Problem> {
     }
 }
 
+pub(crate) fn connect(store: &Path, request: &CopyRequest) -> Result<Box<dyn Remote>, Problem> {
+    let entry = entry(store, request)?;
+    unseal(store, request, &entry, reach(&entry, request)?)
+}
+
+/// The same for those who wait: as fast as it can be, and told soon when it cannot.
+pub(crate) fn connect_impatient(store: &Path, request: &CopyRequest) -> Result<Box<dyn Remote>, Problem> {
+    let entry = entry(store, request)?;
+    let place = Connection::open_impatient(&address(&entry.address)?).map_err(|error| unreachable(&entry, &error))?;
+    unseal(store, request, &entry, place)
+}
+
 fn reach(entry: &RemoteEntry, request: &CopyRequest) -> Result<Connection, Problem> {
     let address = address(&entry.address)?;
     Connection::open(&address, request.limit_bytes.or(entry.limit_bytes)).map_err(|error| unreachable(entry, &error))
 }
 
-fn connect(store: &Path, request: &CopyRequest) -> Result<Box<dyn Remote>, Problem> {
-    let entry = entry(store, request)?;
-    let place = reach(&entry, request)?;
-    let failed = |error: io::Error| unreachable(&entry, &error);
+/// A place, through its encryption where it has one.
+fn unseal(store: &Path, request: &CopyRequest, entry: &RemoteEntry, place: Connection) -> Result<Box<dyn Remote>, Problem> {
+    let failed = |error: io::Error| unreachable(entry, &error);
     let secret = match (encryption(store, request)?, &request.passphrase) {
         (Encryption::None, _) if Sealed::is_sealed(&place).map_err(failed)? => {
             let what = format!(

@@ -4,6 +4,7 @@
 
 mod outside;
 mod pruned;
+mod swapped;
 mod trials;
 
 pub use fermata_experiment::{FileChange, FileDiffers, FileKind, FilesDiffer, LinkDiffers, LinkState};
@@ -20,6 +21,7 @@ pub use outside::*;
 pub use pruned::{Pruned, PrunedCheckpoint, Stays};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::SocketAddrV4, path::PathBuf};
+pub use swapped::*;
 pub use trials::{BisectStep, Bisected, Outcome, Tried, TriedOnce};
 
 /// A checkpoint: what `fermata checkpoint` prints, and `fermata log` prints many of.
@@ -395,7 +397,7 @@ pub struct Executed {
 pub struct Experiment {
     /// Its name.
     pub name: String,
-    /// `running`; `dead` when its keeper is gone without having been told to.
+    /// `running`; `dead` when its keeper is gone without having been told to; `swapped` when it was swapped out.
     pub state: ExperimentState,
     /// Process id of the keeper.
     pub keeper_pid: u32,
@@ -409,6 +411,12 @@ pub struct Experiment {
     pub spare_ready: bool,
     /// Why the last checkpoint by the clock failed, or removing what is not to be kept, if it did; or that the keeper lives and does not answer.
     pub trouble: Option<String>,
+    /// How much of it is still on a remote, if it runs before all of it is here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loading: Option<Loading>,
+    /// Since when it is swapped out, and where to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swapped: Option<Box<SwappedOut>>,
 }
 
 /// Whether somebody keeps an experiment.
@@ -419,6 +427,8 @@ pub enum ExperimentState {
     Running,
     /// Its keeper is gone.
     Dead,
+    /// It was swapped out, and nobody keeps it.
+    Swapped,
 }
 
 /// A live execution that grows a branch.

@@ -56,6 +56,8 @@ impl Service for Pretender {
             runs: vec![],
             spare_ready: true,
             trouble: None,
+            loading: None,
+            swapped: None,
         })
     }
 

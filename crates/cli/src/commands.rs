@@ -36,6 +36,8 @@ mod schema;
 mod show;
 mod ssh;
 mod stats;
+mod swapin;
+mod swapout;
 mod tag;
 mod umount;
 mod up;
@@ -105,6 +107,8 @@ pub enum Command {
     Push(push::Push),
     Pull(push::Pull),
     Clone(push::Clone),
+    Swapout(swapout::Swapout),
+    Swapin(swapin::Swapin),
     Verify(verify::Verify),
     Rebuild(rebuild::Rebuild),
     Schema(schema::Schema),
@@ -151,6 +155,8 @@ impl Command {
             Self::Push(command) => command.run(context),
             Self::Pull(command) => command.run(context),
             Self::Clone(command) => command.run(context),
+            Self::Swapout(command) => command.run(context),
+            Self::Swapin(command) => command.run(context),
             Self::Verify(command) => command.run(context),
             Self::Rebuild(command) => command.run(context),
             Self::Schema(command) => command.run(context),

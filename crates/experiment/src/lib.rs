@@ -51,7 +51,7 @@ pub use fermata_disk::files::{FileChange, FileDiffers, FileKind, FilesDiffer};
 pub use fermata_net as net;
 pub use fermata_vm::{Accel, CoreTold, Execution, GLANCE, Machine, Paging, Status, TrackerStanding};
 pub use forwards::Forward;
-pub use host::Host;
+pub use host::{Host, remembered_working_set};
 pub use machine_body::MachineBody;
 pub use network::network_at;
 pub use run::{Arrival, Asked, Journey, Run, Standing, When, fits, spare, spare_like, travel};

@@ -301,6 +301,13 @@ impl Run {
     }
 
     fn take(&self, asked: Asked, wanted: &dyn Fn() -> bool, seen: &mut dyn FnMut(Moment, &Body)) -> Result<(CheckpointId, Record)> {
+        // A checkpoint is permanent only when all that it names is here: until then there can be none upon one that is still on a remote.
+        if !self.host.store().await_away(wanted) {
+            return Err(Error::Refused(format!(
+                "run {}: whoever asked for a checkpoint has left, or the run has ended; none was taken",
+                self.name
+            )));
+        }
         let at = asked.when.map(|when| self.instant(when)).transpose()?;
         let (mut past, at) = match at {
             Some((body, at)) => (self.await_instant(&body, at, wanted)?, Some(at)),

@@ -17,7 +17,14 @@ impl Store {
     /// The record of a checkpoint, checked against its id. Its parent is the nearest ancestor that was not removed.
     pub fn record(&self, id: &CheckpointId) -> Result<Record> {
         let read = self.0.index.read()?;
-        self.record_in(&read, id)?.ok_or_else(|| no_checkpoint(id))
+        if let Some(record) = self.record_in(&read, id)? {
+            return Ok(record);
+        }
+        // A checkpoint that is on its way here. Its parent counts as removed unless it is here.
+        let away = self.away().filter(|away| away.id() == *id).ok_or_else(|| no_checkpoint(id))?;
+        let mut record = away.record();
+        record.parent = remaining(&self.0.index, &read, record.parent)?;
+        Ok(record)
     }
 
     /// The same, in a transaction; none if there is no such checkpoint.

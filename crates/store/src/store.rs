@@ -10,6 +10,7 @@ use crate::{
     index::{self, Index, Location},
     node::Stored,
     pack::{Frame, Kind, PackFile},
+    remote::Away,
     table::{self, Loaded, Nodes},
 };
 use fermata_types::{BlobName, ImageId, NodeName, PageBuf, PageName, PageNumber, Root, ZERO_PAGE};
@@ -50,6 +51,8 @@ pub(crate) struct Inner {
     /// Golden images that somebody has open, by number.
     pub images: RwLock<HashMap<u32, OpenImage>>,
     pub image_names: ImageNames,
+    /// A checkpoint that is read from a remote as long as it is not here.
+    pub away: RwLock<Option<Arc<Away>>>,
     pub nodes: Cache<NodeName, Arc<Loaded>>,
     frames: Cache<(u32, u64), Arc<Frame>>,
     packs: Cache<u32, Arc<PackFile>>,
@@ -120,6 +123,11 @@ impl Store {
             into.fill(0);
             return Ok(());
         }
+        if let Some(away) = self.0.away_with(&self.0.index.pages, name.as_bytes())?
+            && away.page(name, into)?
+        {
+            return Ok(());
+        }
         self.0.read_object(&self.0.index.pages, name.as_bytes(), &Named("page", name.as_bytes()), |location| match location {
             Location::Image { image, block } => self.0.read_image(image, block, name, into),
             Location::Pack { pack, offset, place, length } => {
@@ -132,6 +140,11 @@ impl Store {
     /// Reads a blob and checks it against its name.
     pub fn read_blob(&self, name: &BlobName) -> Result<Vec<u8>> {
         let what = Named("blob", name.as_bytes());
+        if let Some(away) = self.0.away_with(&self.0.index.blobs, name.as_bytes())?
+            && let Some(bytes) = away.blob(name)?
+        {
+            return Ok(bytes);
+        }
         self.0.read_object(&self.0.index.blobs, name.as_bytes(), &what, |location| {
             let Location::Pack { pack, offset, place: 0, length } = location else {
                 return Err(self.0.not_in_a_pack(Some(location), &what));
@@ -198,6 +211,7 @@ impl Inner {
             medium,
             images: RwLock::default(),
             image_names: ImageNames::default(),
+            away: RwLock::default(),
             nodes: Cache::new(NODES_CACHED),
             frames: Cache::new(FRAMES_CACHED),
             packs: Cache::new(PACKS_CACHED),
@@ -417,7 +431,12 @@ impl Nodes for Inner {
         if let Some(loaded) = self.nodes.get(name) {
             return Ok(loaded);
         }
-        let loaded = Arc::new(self.load_node(name)?);
+        let away = self.away_with(&self.index.nodes, name.as_bytes())?;
+        let loaded = match away.map(|away| away.node(name)).transpose()?.flatten() {
+            Some(node) => Loaded { node, base: None, at: None },
+            None => self.load_node(name)?,
+        };
+        let loaded = Arc::new(loaded);
         self.nodes.insert(*name, loaded.clone());
         Ok(loaded)
     }

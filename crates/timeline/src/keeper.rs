@@ -21,8 +21,10 @@ use std::{
 };
 
 mod instant;
+mod swapping;
 
 pub use instant::{Instant, Reached};
+pub use swapping::SwapIn;
 
 /// The first run of an experiment.
 pub const FIRST_RUN: &str = "main";
@@ -198,7 +200,9 @@ impl Keeper {
 
     /// What takes long at the moment.
     pub fn activity(&self) -> Activity {
-        self.activity.lock().expect("nobody panics with the lock").clone()
+        let activity = self.activity.lock().expect("nobody panics with the lock").clone();
+        // Whoever waits for a checkpoint meanwhile waits for that.
+        if activity.what.is_empty() { activity } else { self.loading_activity().unwrap_or(activity) }
     }
 
     fn report(&self, what: &str, progress: Progress) {
@@ -396,6 +400,10 @@ impl Keeper {
 
     /// Ends a run, or all of them and the keeper with them. What they did since their last checkpoints is gone.
     pub fn down(&self, run: Option<&str>) -> Result<Vec<String>> {
+        if run.is_none() {
+            // Else a journey, or a machine, that waits for a remote would hold all of it up.
+            self.stop_loading();
+        }
         let _no_journey = self.journey.lock().expect("nobody panics with the lock");
         let ended: Vec<_> = match run {
             Some(name) => vec![self.run(Some(name))?],
@@ -408,6 +416,7 @@ impl Keeper {
         drop(runs);
         if last {
             self.over.store(true, Ordering::Relaxed);
+            self.stop_loading();
             self.stop_threads();
             self.spares.end();
         }
@@ -475,6 +484,10 @@ impl Keeper {
     /// Takes a checkpoint of every run that runs. Returns what went wrong.
     fn tick(&self) -> Option<String> {
         let mut trouble = None;
+        if self.loading().is_some() {
+            // They begin when all of the checkpoint is here that the run came from.
+            return None;
+        }
         for run in self.runs() {
             let body = run.body();
             let statuses = body.glance();

@@ -87,7 +87,7 @@ struct What {
 }
 
 #[derive(Debug, Args)]
-struct Pace {
+pub(super) struct Pace {
     /// How many bytes a second may travel: 50M [default: what `fermata remote add` was told]
     #[arg(long, value_name = "SIZE")]
     limit: Option<ByteSize>,
@@ -100,7 +100,7 @@ struct Pace {
 }
 
 impl Pace {
-    fn request(self) -> CopyRequest {
+    pub(super) fn request(self) -> CopyRequest {
         let passphrase = std::env::var("FERMATA_PASSPHRASE").ok().filter(|words| !words.is_empty());
         let limit_bytes = self.limit.map(ByteSize::bytes);
         CopyRequest { limit_bytes, jobs: self.jobs.into(), key_file: self.key_file, passphrase, ..CopyRequest::default() }
@@ -108,7 +108,7 @@ impl Pace {
 }
 
 /// Asks for the passphrase that is needed and not there.
-fn with_passphrase(store: &Path, mut request: CopyRequest) -> std::result::Result<CopyRequest, Failure> {
+pub(super) fn with_passphrase(store: &Path, mut request: CopyRequest) -> std::result::Result<CopyRequest, Failure> {
     let may_be_asked = request.passphrase.is_none() && std::io::stdin().is_terminal();
     if may_be_asked && remotes::encryption(store, &request)? == Encryption::Passphrase {
         let asked = rpassword::prompt_password("passphrase of the remote: ");
@@ -175,7 +175,7 @@ impl Clone {
     }
 }
 
-fn only_one(names: Vec<String>) -> std::result::Result<String, Failure> {
+pub(super) fn only_one(names: Vec<String>) -> std::result::Result<String, Failure> {
     match names.as_slice() {
         [only] => Ok(only.clone()),
         [] => Err(Problem::new("nothing is there yet: `fermata push` puts checkpoints there").into()),

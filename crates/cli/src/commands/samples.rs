@@ -134,5 +134,7 @@ pub fn experiment(name: &str) -> Experiment {
         runs: vec![run("main")],
         spare_ready: true,
         trouble: None,
+        loading: None,
+        swapped: None,
     }
 }

@@ -70,14 +70,27 @@ impl Store {
         options: &PullOptions,
         progress: &mut dyn FnMut(CopyStage, Progress),
     ) -> Result<Pulled> {
+        // What is here, and is not fetched for that reason, stays until all is entered.
+        self.pull_present(remote, experiment, ids, options, &mut Some(Presence::writer(self)?), progress)
+    }
+
+    /// The same for somebody who is present already, and who no longer is when it has succeeded.
+    pub(super) fn pull_present(
+        &self,
+        remote: &dyn Remote,
+        experiment: &str,
+        ids: &[CheckpointId],
+        options: &PullOptions,
+        presence: &mut Option<Presence>,
+        progress: &mut dyn FnMut(CopyStage, Progress),
+    ) -> Result<Pulled> {
         check_format(remote, false)?;
         let inner = &self.0;
-        // What is here, and is not fetched for that reason, stays until all is entered.
-        let presence = Presence::writer(self)?;
         inner.forget_if_collected()?;
         let jobs = options.jobs.max(1);
         let wanted = self.lacking(remote, experiment, ids, jobs)?;
         if wanted.is_empty() {
+            presence.take();
             return Ok(Pulled::default());
         }
         let catalog = Catalog::read(self, remote, jobs, &mut |at| progress(CopyStage::Look, at))?;
@@ -104,7 +117,7 @@ impl Store {
         drop(packs);
         // Somebody else who pulls fetches again what he misses.
         let _ = remove_tree(&*inner.medium, &incoming);
-        drop(presence);
+        presence.take();
         let _turn = Turn::alone(self, true)?;
         removed::write(self)?;
         Ok(told)

@@ -29,6 +29,7 @@ mod randomness;
 mod remotes;
 mod replicated;
 mod soak;
+mod swapping;
 mod travel;
 mod trials;
 mod ways_in;
