@@ -52,6 +52,7 @@ const SETTLED_AT_ONCE: usize = 2048;
 const NEXT_PACK: &[u8] = b"next-pack";
 const COLLECTIONS: &[u8] = b"collections";
 const NEXT_IMAGE: &[u8] = b"next-image";
+const REMOVED_BYTES: &[u8] = b"removed-bytes";
 
 /// A transaction that only reads. It sees the index as it was when it began, and must not live long.
 pub(crate) type Read<'e> = RoTxn<'e, WithoutTls>;
@@ -395,6 +396,16 @@ impl Index {
     pub fn count_collection(&self, write: &mut RwTxn<'_>) -> Result<()> {
         let count = self.collections(write)?.wrapping_add(1);
         self.put(write, &self.meta, COLLECTIONS, &count.to_le_bytes())
+    }
+
+    /// What the checkpoints that were removed had stored, those whose garbage was collected left out.
+    pub fn removed_bytes(&self, read: &RoTxn<'_>) -> Result<u64> {
+        let Some(bytes) = self.get(read, &self.meta, REMOVED_BYTES)? else { return Ok(0) };
+        bytes.try_into().map(u64::from_le_bytes).map_err(|_| self.corrupt(&"the bytes of removed checkpoints", "its entry is no number"))
+    }
+
+    pub fn set_removed_bytes(&self, write: &mut RwTxn<'_>, bytes: u64) -> Result<()> {
+        self.put(write, &self.meta, REMOVED_BYTES, &bytes.to_le_bytes())
     }
 
     fn take_number(&self, write: &mut RwTxn<'_>, key: &[u8]) -> Result<u32> {

@@ -209,6 +209,11 @@ impl<'a> Plan<'a> {
             removed::enter(index, write, id, record.parent.as_ref())?;
             self.forget_hints(index, write, id)?;
         }
+        if !self.targets.is_empty() {
+            let stored = self.targets.values().map(|record| record.cost.stored_bytes);
+            let bytes = stored.fold(index.removed_bytes(write)?, u64::saturating_add);
+            index.set_removed_bytes(write, bytes)?;
+        }
         for branch in &self.moved {
             let key = refs::branch_key(&branch.experiment, &branch.branch)?;
             match branch.to {
