@@ -131,8 +131,8 @@ pub fn experiments() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         soon(|context| {
             let living = local::experiments(None)?.into_iter().map(|experiment| experiment.name);
-            let stored = local::log(&local::store_path(context.global.store.clone()), None).unwrap_or_default();
-            let names: BTreeSet<_> = living.chain(stored.into_iter().map(|checkpoint| checkpoint.experiment)).collect();
+            let stored = local::names(&local::store_path(context.global.store.clone())).unwrap_or_default();
+            let names: BTreeSet<_> = living.chain(stored).collect();
             Ok(names.into_iter().map(CompletionCandidate::new).collect())
         })
     })

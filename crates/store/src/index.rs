@@ -29,7 +29,7 @@ const READERS_MAX: u32 = 1024;
 /// How long to wait for this very process to finish closing the same index.
 const CLOSING_MAX: Duration = Duration::from_secs(10);
 
-pub(crate) const DATABASES: [&str; 14] = [
+pub(crate) const DATABASES: [&str; 15] = [
     "pages",
     "nodes",
     "blobs",
@@ -42,6 +42,7 @@ pub(crate) const DATABASES: [&str; 14] = [
     "removed",
     "trash",
     "hints",
+    "recent",
     "fresh-pages",
     "fresh-nodes",
 ];
@@ -76,6 +77,8 @@ pub(crate) struct Index {
     /// Records of removed checkpoints, until a collection finds that nobody holds them.
     pub trash: Db,
     pub hints: Db,
+    /// Checkpoints by when they were taken.
+    pub recent: Db,
 }
 
 /// Where an object lies.
@@ -169,7 +172,8 @@ impl Index {
             None => create_databases(&env).map_err(error(path))?,
         };
         let [pages, nodes, others @ .., fresh_pages, fresh_nodes] = databases;
-        let [blobs, packs, pack_numbers, records, refs, images, meta, removed, trash, hints] = others.map(|tree| Db::new(tree, None));
+        let [blobs, packs, pack_numbers, records, refs, images, meta, removed, trash, hints, recent] =
+            others.map(|tree| Db::new(tree, None));
         let (pages, nodes) = (Db::new(pages, Some(fresh_pages)), Db::new(nodes, Some(fresh_nodes)));
         let path = path.to_owned();
         Ok(Self {
@@ -188,6 +192,7 @@ impl Index {
             removed: removed.guarded("removed"),
             trash: trash.guarded("trash"),
             hints: hints.guarded("hints"),
+            recent: recent.guarded("recent"),
         })
     }
 

@@ -4,6 +4,7 @@
 use crate::{
     Error, Record, Result, Store,
     index::Index,
+    recent,
     refs::{self, Ref},
     removed,
 };
@@ -204,7 +205,7 @@ impl<'a> Plan<'a> {
     fn apply(&self, index: &Index, write: &mut RwTxn<'_>) -> Result<()> {
         for (id, record) in &self.targets {
             let bytes = index.get(write, &index.records, id.as_bytes())?.map(<[u8]>::to_vec).unwrap_or_default();
-            index.delete(write, &index.records, id.as_bytes())?;
+            recent::delete(index, write, id, record)?;
             index.put(write, &index.trash, id.as_bytes(), &bytes)?;
             removed::enter(index, write, id, record.parent.as_ref())?;
             self.forget_hints(index, write, id)?;

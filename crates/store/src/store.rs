@@ -10,6 +10,7 @@ use crate::{
     index::{self, Index, Location},
     node::Stored,
     pack::{Frame, Kind, PackFile, frame::PAGES_MAX},
+    recent,
     table::{self, Loaded, Nodes},
 };
 use fermata_types::{BlobName, ImageId, NodeName, PageBuf, PageName, PageNumber, Root, ZERO_PAGE};
@@ -221,6 +222,7 @@ impl Inner {
                 medium.sync_directory(directory).map_err(Error::io("sync", directory))?;
             }
         }
+        recent::fill(&opened)?;
         let collections = opened.collections(&*opened.read()?)?;
         Ok(Self {
             path: path.to_owned(),

@@ -40,7 +40,9 @@ impl Index {
 
     fn sum_of_all(&self, read: &RoTxn<'_>) -> Result<[u8; HASH]> {
         let mut sum = [0; HASH];
-        for db in [&self.packs, &self.pack_numbers, &self.refs, &self.images, &self.meta, &self.removed, &self.trash, &self.hints] {
+        let guarded =
+            [&self.packs, &self.pack_numbers, &self.refs, &self.images, &self.meta, &self.removed, &self.trash, &self.hints, &self.recent];
+        for db in guarded {
             self.scan(read, db, &[0], |key, value| {
                 if let Some(database) = db.guarded_as().filter(|_| key != GUARD) {
                     add(&mut sum, &hash(database, key, value));
