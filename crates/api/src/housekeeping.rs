@@ -100,8 +100,7 @@ pub fn prune(store: &Path, request: &PruneRequest) -> Result<Pruned, Problem> {
 }
 
 fn kept_by_specification(store: &Store, experiment: &str) -> Result<Keep, Problem> {
-    let entries = fermata_timeline::history::log(store, Some(experiment)).map_err(problem)?;
-    let latest = entries.iter().max_by_key(|entry| entry.record.created_ns);
+    let latest = fermata_timeline::history::newest(store, experiment, 1).map_err(problem)?.pop();
     let latest = latest.ok_or_else(|| Problem::new(format!("there is no checkpoint of {experiment}: nothing to remove")))?;
     let said = latest.record.spec.get("keep").cloned().ok_or_else(|| {
         Problem::new(format!(

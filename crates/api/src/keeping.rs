@@ -142,9 +142,7 @@ pub fn up_in_foreground(request: UpRequest, ready: &mut dyn FnMut(&Experiment)) 
 /// the line of the branch `main`, or on that of the latest checkpoint where there is no such branch.
 pub fn revive(store: &Path, experiment: &str, request: &GotoRequest, busy: &mut dyn FnMut(Activity)) -> Result<Resumed, Problem> {
     let opened = local::open(store)?;
-    let newest = || -> Result<CheckpointId, Problem> {
-        Ok(local::newest_of(&history::log(&opened, Some(experiment)).map_err(problem)?, experiment)?.id)
-    };
+    let newest = || Ok::<_, Problem>(local::newest_in(&opened, experiment)?.id);
     let line = match request.to.as_str() {
         "" => newest()?,
         steps if steps.starts_with('~') => opened.resolve(&format!("{}{steps}", newest()?), Some(experiment)).map_err(problem)?,

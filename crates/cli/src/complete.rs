@@ -132,7 +132,7 @@ pub fn experiments() -> ArgValueCandidates {
         soon(|context| {
             let living = local::experiments(None)?.into_iter().map(|experiment| experiment.name);
             let store = local::store_path(context.global.store.clone());
-            let stored = local::log(&store, None).unwrap_or_default().into_iter().map(|checkpoint| checkpoint.experiment);
+            let stored = local::names(&store).unwrap_or_default();
             let swapped = swapping::swapped(&store).unwrap_or_default().into_iter().map(|swapped| swapped.experiment);
             let names: BTreeSet<_> = living.chain(stored).chain(swapped).collect();
             Ok(names.into_iter().map(CompletionCandidate::new).collect())

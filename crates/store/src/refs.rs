@@ -28,7 +28,7 @@ impl Store {
     }
 
     /// The same, in a transaction; none if there is no such checkpoint.
-    fn record_in(&self, read: &heed::RoTxn<'_>, id: &CheckpointId) -> Result<Option<Record>> {
+    pub(crate) fn record_in(&self, read: &heed::RoTxn<'_>, id: &CheckpointId) -> Result<Option<Record>> {
         let index = &self.0.index;
         let Some(bytes) = index.get(read, &index.records, id.as_bytes())? else { return Ok(None) };
         let mut record = Record::decode(bytes, id, index.path())?;
@@ -270,7 +270,7 @@ fn prefix(kind: u8, experiment: &str) -> Vec<u8> {
     [&[kind], experiment.as_bytes(), &[0]].concat()
 }
 
-fn check_name(kind: &str, name: &str) -> Result<()> {
+pub(crate) fn check_name(kind: &str, name: &str) -> Result<()> {
     let wrong = |character: char| character.is_whitespace() || character.is_control() || matches!(character, '/' | '~');
     if name.is_empty() || name.len() > NAME_MAX || name.starts_with('-') || name.contains(wrong) {
         return Err(Error::refused(

@@ -9,7 +9,8 @@ use crate::{
     image_names::ImageNames,
     index::{self, Index, Location},
     node::Stored,
-    pack::{Frame, Kind, PackFile},
+    pack::{Frame, Kind, PackFile, frame::PAGES_MAX},
+    recent,
     remote::Away,
     table::{self, Loaded, Nodes},
 };
@@ -19,6 +20,7 @@ use std::{
     fmt::Display,
     fs::File,
     io::Read as _,
+    ops::Range,
     path::{Path, PathBuf},
     sync::{
         Arc, LazyLock, Mutex, RwLock, Weak,
@@ -163,6 +165,35 @@ impl Store {
         table::lookup(&*self.0, root, page)
     }
 
+    /// The pages around these that are decompressed along with them: neighbours in the table that also lie in the same frame of a pack. For a reader who keeps
+    /// what it reads they cost next to nothing now, and a whole frame each later. `wanted` says which pages may be among them, and is asked from the inside out.
+    pub fn along(&self, root: &Root, pages: Range<PageNumber>, wanted: impl Fn(PageNumber) -> bool) -> Result<Range<PageNumber>> {
+        let read = self.0.index.read()?;
+        let frame = |page: PageNumber| -> Result<Option<(u32, u64)>> {
+            let name = self.lookup(root, page)?.filter(|name| *name != ZERO_PAGE);
+            Ok(match name.map(|name| self.0.locate_page(&read, &name)).transpose()? {
+                Some(Location::Pack { pack, offset, .. }) => Some((pack, offset)),
+                _ => None,
+            })
+        };
+        let Range { mut start, mut end } = pages;
+        let (first, last) = (frame(start)?, frame(end.saturating_sub(1))?);
+        // A page may be named again and again. A frame has only so many.
+        for _ in 0..PAGES_MAX {
+            match start.checked_sub(1).filter(|page| first.is_some() && wanted(*page)) {
+                Some(page) if frame(page)? == first => start = page,
+                _ => break,
+            }
+        }
+        for _ in 0..PAGES_MAX {
+            if last.is_none() || u64::from(end) >= root.pages || !wanted(end) || frame(end)? != last {
+                break;
+            }
+            end += 1;
+        }
+        Ok(start..end)
+    }
+
     /// Every named page of a table, in order of page number.
     pub fn for_each_page(&self, root: &Root, each: &mut dyn FnMut(PageNumber, PageName) -> Result<()>) -> Result<()> {
         table::for_each(&*self.0, root, each)
@@ -204,6 +235,7 @@ impl Inner {
                 medium.sync_directory(directory).map_err(Error::io("sync", directory))?;
             }
         }
+        recent::fill(&opened)?;
         let collections = opened.collections(&*opened.read()?)?;
         Ok(Self {
             path: path.to_owned(),

@@ -20,6 +20,7 @@ use std::{
     time::Duration,
 };
 
+mod collecting;
 mod instant;
 mod swapping;
 
@@ -85,6 +86,8 @@ pub struct Keeper {
     trouble: Mutex<Option<String>>,
     /// Why checkpoints that are not to be kept could not be removed the last time.
     prune_trouble: Mutex<Option<String>>,
+    /// Why garbage could not be collected the last time.
+    collect_trouble: Mutex<Option<String>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     ending: Arc<(Mutex<bool>, Condvar)>,
     /// Numbers the forks without a name.
@@ -108,6 +111,7 @@ impl Keeper {
             tally: Mutex::default(),
             trouble: Mutex::default(),
             prune_trouble: Mutex::default(),
+            collect_trouble: Mutex::default(),
             threads: Mutex::default(),
             ending: Arc::default(),
             forks: AtomicU64::new(1),
@@ -158,6 +162,7 @@ impl Keeper {
         let run = Arc::new(run);
         self.keep(run);
         self.start_threads();
+        self.start_collecting();
     }
 
     fn keep(&self, run: Arc<Run>) {
@@ -209,10 +214,10 @@ impl Keeper {
         *self.activity.lock().expect("nobody panics with the lock") = Activity { what: what.to_owned(), progress };
     }
 
-    /// Why the last checkpoint by the clock failed, or the last removal of what is not to be kept, if it did.
+    /// Why the last checkpoint by the clock failed, or the last removal of what is not to be kept, or the last collection of garbage, if it did.
     pub fn trouble(&self) -> Option<String> {
         let of = |trouble: &Mutex<Option<String>>| trouble.lock().expect("nobody panics with the lock").clone();
-        of(&self.trouble).or_else(|| of(&self.prune_trouble))
+        of(&self.trouble).or_else(|| of(&self.prune_trouble)).or_else(|| of(&self.collect_trouble))
     }
 
     /// What it counted since it began.

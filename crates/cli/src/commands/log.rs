@@ -82,7 +82,7 @@ fn virtual_time(text: &str) -> std::result::Result<u64, String> {
 impl Log {
     pub fn run(self, context: &Context) -> Result {
         let stored = pick::stored(context)?;
-        let mut history = History::new(local::log(&stored.store, Some(&stored.experiment))?);
+        let mut history = History::new(self.checkpoints(&stored)?);
         if history.checkpoints.is_empty() && !stored.lives {
             let message =
                 format!("the store {} has no checkpoint of {}; `fermata ls` shows what runs", stored.store.display(), stored.experiment);
@@ -108,6 +108,18 @@ impl Log {
             false => text(&history, &shown, self.graph, &columns, style),
         })?;
         Ok(0)
+    }
+
+    /// All checkpoints, children after their parents; or the few that are asked for, if they can be told without the others.
+    fn checkpoints(&self, stored: &pick::Stored) -> std::result::Result<Vec<Checkpoint>, Problem> {
+        if let (Some(number), false, None, None, None) = (self.number, self.graph, self.at, &self.since, &self.until) {
+            let newest = local::newest_of(&stored.store, &stored.experiment, self.branch.as_deref(), number.max(1))?;
+            if let Some(mut newest) = newest.filter(|newest| !newest.is_empty()) {
+                newest.reverse();
+                return Ok(newest);
+            }
+        }
+        local::log(&stored.store, Some(&stored.experiment))
     }
 
     fn range(&self, history: &History, stored: &pick::Stored) -> std::result::Result<Range, Failure> {
