@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(20);
 const RARE_LOOK: Duration = Duration::from_millis(500);
 /// What the guest copies at once, and how much of its disk it copies round and round.
 const COPY_MIB: u32 = 4;
-const COPIED_MIB: u32 = 128;
+const COPIED_MIB: u32 = 32;
 const WORD: &str = "copied ";
 /// Of the laziness: a swap-in is flat when the last is no longer than this many times the first.
 const FLAT: f64 = 1.5;
@@ -133,7 +133,7 @@ fn slowdown(report: &mut Report) {
          dd if=/dev/vda of=/dev/vda bs=1M count={COPY_MIB} skip=$at seek=$((at + 2048)) iflag=direct oflag=direct 2>/dev/null; \
          n=$((n + {COPY_MIB})); echo {WORD}$n >/dev/console; done"
     );
-    cli.shell("m1", &format!("nohup sh -c '{script}' >/dev/null 2>&1 &"));
+    cli.shell("m1", &format!("setsid sh -c '{script}' >/dev/null 2>&1 &"));
     let (mut slower_out, mut slower_in) = (Vec::new(), Vec::new());
     for round in 0..rounds {
         let usual = counter(&cli).rate_during(|| thread::sleep(window));
