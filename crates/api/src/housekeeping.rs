@@ -177,6 +177,7 @@ mod tests {
             branch: branch.into(),
             head: None,
             time_virtual_ns: None,
+            perturbation: None,
             machines: vec![],
         };
         let experiment = |name: &str, state| Experiment {

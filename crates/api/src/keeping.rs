@@ -17,7 +17,7 @@ use crate::{
 use fermata_experiment::Host;
 use fermata_linux::lock::FileLock;
 use fermata_store::Store;
-use fermata_timeline::{Keeper, SwapIn, history};
+use fermata_timeline::{Keeper, SwapIn, Way, history};
 use fermata_types::{CheckpointId, PageNumber, VirtualTime};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -354,7 +354,7 @@ fn begin(run_dir: &Path, over: mpsc::Sender<()>) -> Result<Begun, Problem> {
             .store()
             .resolve(&goto.to, None)
             .map_err(Into::into)
-            .and_then(|id| keeper.revive(id, goto.eager, goto.paused))
+            .and_then(|id| keeper.revive_by(id, Way { eager: goto.eager, paused: goto.paused, perturbation: goto.perturbation }))
             .map(Some),
     };
     let resumed = match resumed {

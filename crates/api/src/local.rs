@@ -3,6 +3,7 @@
 use crate::{
     convert::{self, problem},
     housekeeping::activity,
+    links,
     values::{Activity, Checkpoint, Difference, DiskDifference, Problem, Rebuilt, Tag},
 };
 use fermata_experiment::net::{InterfaceId, World};
@@ -25,6 +26,13 @@ const FIRST_RUN: &str = "main";
 /// The store that is meant: the one given, else `$FERMATA_STORE`, else `fermata` in the user's data directory, else in the system's.
 pub fn store_path(given: Option<PathBuf>) -> PathBuf {
     given.or_else(|| Store::default_path().ok()).unwrap_or_else(|| PathBuf::from("/var/lib/fermata"))
+}
+
+/// A seed that nobody has chosen, short enough to be typed again.
+pub fn seed() -> Result<u64, Problem> {
+    let bytes =
+        fermata_linux::random::bytes().map_err(|error| Problem::new(format!("this host has no randomness: {error}; name a seed")))?;
+    Ok(u32::from_le_bytes(bytes).into())
 }
 
 /// All checkpoints, children after their parents; of one experiment or of all in the store.
@@ -80,7 +88,9 @@ fn with_network(store: &Store, entry: Entry) -> Result<Checkpoint, Problem> {
         let ids = (0..network.interfaces.len() as u32).map(InterfaceId);
         ids.filter(|id| world.is_up(*id) == Some(false))
     });
-    Ok(Checkpoint { down: down.collect(), network, ..convert::checkpoint(entry) })
+    let down = down.collect();
+    let links = world.as_ref().map(links::all).unwrap_or_default();
+    Ok(Checkpoint { down, links, network, ..convert::checkpoint(entry) })
 }
 
 /// The newest checkpoint of the branch `main`, or the latest of all where there is no such branch.

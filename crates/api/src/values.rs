@@ -16,7 +16,7 @@ pub use fermata_store::{
     CollectOptions, Collected, Damage, MovedBranch, Remedy, Removed, RemovedCheckpoint, RemovedTag, Report as Verified, Stats, Touched,
     VerifyOptions,
 };
-use fermata_types::{BlobName, CheckpointId, Composition, ImageId, MachineId, PageCounts, PartKind, Root};
+use fermata_types::{BlobName, CheckpointId, Composition, ImageId, MachineId, PageCounts, PartKind, Perturbation, Root};
 pub use outside::*;
 pub use pruned::{Pruned, PrunedCheckpoint, Stays};
 use serde::{Deserialize, Serialize};
@@ -91,6 +91,12 @@ pub struct Checkpoint {
     /// Interfaces of it that were down at that instant.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub down: Vec<InterfaceId>,
+    /// What went over its links until then, where one checkpoint is shown.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<LinkEnd>,
+    /// What the links did otherwise than they would have, in the replay that it grew in; nothing where all was as it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perturbation: Option<Perturbation>,
     /// Runs that live and stand on it: that it is the newest checkpoint of. Only in lists.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub runs: Vec<RunAt>,
@@ -308,6 +314,9 @@ pub struct GotoRequest {
     /// Go on from that instant, instead of standing still there.
     #[serde(default)]
     pub go_on: bool,
+    /// Have the links do otherwise than they did, from the checkpoint on; none: as they did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perturbation: Option<Perturbation>,
 }
 
 /// Starts a second run from a checkpoint, beside the first.
@@ -325,6 +334,9 @@ pub struct ForkRequest {
     pub eager: bool,
     /// Leave it paused.
     pub paused: bool,
+    /// Have the links do otherwise than they did; none: as they did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perturbation: Option<Perturbation>,
 }
 
 /// A run that was just brought to a checkpoint: the answer of `goto` and `fork`.
@@ -345,6 +357,9 @@ pub struct Resumed {
     /// If an instant was asked for: how it came there from that time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Reached>,
+    /// What its links do otherwise than they did, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perturbation: Option<Perturbation>,
 }
 
 /// How a run came to an instant of virtual time.
@@ -445,6 +460,9 @@ pub struct Run {
     pub time_virtual_ns: Option<u64>,
     /// Its machines.
     pub machines: Vec<Machine>,
+    /// What its links do otherwise than they did when it was lived through first, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perturbation: Option<Perturbation>,
 }
 
 /// A machine of a run.

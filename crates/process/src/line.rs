@@ -248,6 +248,7 @@ fn write(store: &Store, name: &str, head: Option<Head>, job: &Job) -> Result<Hea
         message: job.message.clone(),
         created_ns: clock::wall_ns(),
         time_virtual_ns: 0,
+        began_ns: None,
         spec: serde_json::json!({ "name": name, "area": { "pages": part.tables.values().map(|root| root.pages).sum::<u64>() } }),
         events: 0,
         waiting: Vec::new(),

@@ -181,6 +181,7 @@ fn grow(store: &Store, parent: Option<CheckpointId>, step: u64) -> CheckpointId 
         message: None,
         created_ns: step,
         time_virtual_ns: step,
+        began_ns: None,
         events: 0,
         waiting: Vec::new(),
         spec: serde_json::Value::Null,

@@ -99,6 +99,7 @@ fn record(parent: Option<CheckpointId>, experiment: &str, branch: &str, ram: Roo
         message: None,
         created_ns: wall_ns(),
         time_virtual_ns: 0,
+        began_ns: None,
         events: 0,
         waiting: Vec::new(),
         spec: serde_json::Value::Null,

@@ -135,6 +135,7 @@ fn record(branch: &str, ram: Root) -> Record {
         message: None,
         created_ns: 0,
         time_virtual_ns: 0,
+        began_ns: None,
         events: 0,
         waiting: Vec::new(),
         spec: serde_json::Value::Null,

@@ -14,7 +14,7 @@ use crate::{
 use clap::Args;
 use fermata_api::{
     local,
-    types::{PageCounts, PartKind},
+    types::{PageCounts, PartKind, Perturbation},
     values::{Checkpoint, Problem, RunAt, When},
 };
 use history::{History, Range};
@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// List the checkpoints, the newest first
 ///
 /// A line for each: id, virtual time (what the guest sees), pause, bytes stored, pages written since the one before, where branches end and what is
-/// tagged, message. Needs no running experiment. `--json` prints an array in the same order, and of each what `fermata show --json` tells.
+/// tagged, message, and before it the seed of a replay that was perturbed. Needs no running experiment. `--json` prints an array in the same order, and of each what `fermata show --json` tells.
 ///
 /// With --graph: the tree, with the time of day (UTC) at which each was taken, and above the checkpoint that it stands on each run that lives, as an `o` with its
 /// virtual time now and what it does.
@@ -305,7 +305,11 @@ fn cells_of(checkpoint: &Checkpoint) -> Vec<Cell> {
 }
 
 fn message(checkpoint: &Checkpoint) -> String {
-    text::harmless(checkpoint.message.as_deref().unwrap_or_default().lines().next().unwrap_or_default())
+    let message = text::harmless(checkpoint.message.as_deref().unwrap_or_default().lines().next().unwrap_or_default());
+    match checkpoint.perturbation {
+        None => message,
+        Some(Perturbation { seed, .. }) => format!("[perturbed {seed}] {message}").trim_end().to_owned(),
+    }
 }
 
 fn cells_in_tree(checkpoint: &Checkpoint, one_day: bool) -> Vec<Cell> {

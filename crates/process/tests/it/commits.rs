@@ -199,6 +199,7 @@ fn a_capture_can_go_into_a_record_of_others_and_come_back() {
         message: None,
         created_ns: 0,
         time_virtual_ns: 0,
+        began_ns: None,
         spec: serde_json::Value::Null,
         events: 0,
         waiting: Vec::new(),

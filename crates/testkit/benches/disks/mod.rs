@@ -125,6 +125,7 @@ pub fn save(store: &Store, disk: &Disk, cut: &Cut, parent: Option<CheckpointId>)
         message: None,
         created_ns: 0,
         time_virtual_ns: 0,
+        began_ns: None,
         events: 0,
         waiting: Vec::new(),
         spec: Value::Null,
