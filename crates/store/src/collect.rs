@@ -39,6 +39,8 @@ use std::{
 const BATCH: usize = 1 << 14;
 /// A pack of rewritten objects is ended when it is this long.
 const REWRITTEN_BYTES: u64 = 256 << 20;
+/// And when it has so many: their names are in memory, and pages may be compressed to a few bytes.
+const REWRITTEN_OBJECTS: usize = 1 << 18;
 
 /// How to collect.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -457,7 +459,8 @@ impl<'a> Collection<'a> {
                 }
                 Err(error) => return Err(error),
             }
-            if into.length() >= REWRITTEN_BYTES && !sources.is_empty() {
+            let is_full = into.length() >= REWRITTEN_BYTES || into.objects() >= REWRITTEN_OBJECTS;
+            if is_full && !sources.is_empty() {
                 self.replace(builder.take().expect("it was there just now"), std::mem::take(&mut sources))?;
             }
         }

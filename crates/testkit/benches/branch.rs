@@ -46,7 +46,7 @@ const OPEN_MAX: u64 = 300;
 type Speeds = BTreeMap<(usize, String), Vec<f64>>;
 
 fn main() {
-    let (depths, rounds) = (pick(vec![1, 10, 100, 1000], vec![1, 10]), pick(4, 1));
+    let (depths, rounds) = (vec![1, 10, 100, 1000], pick(4, 1));
     // On the file system where stores and images usually are; RAM on the other.
     let place = tempfile::tempdir().expect("a directory");
     let ram = tempfile::tempdir_in("/dev/shm").expect("a directory for RAM");
@@ -203,7 +203,7 @@ fn ratios(speeds: &Speeds, job: usize, name: &str) -> Vec<f64> {
 fn tell(report: &mut Report, speeds: &Speeds, depths: &[u64]) {
     let names: Vec<_> = jobs(0, 1).into_iter().map(|job| job.name).collect();
     let aged = |job: usize| AGED.contains(&(job % WHAT.len()));
-    let first_reads = |job: usize| job % WHAT.len() == 0;
+    let first_reads = |job: usize| job.is_multiple_of(WHAT.len());
     // The mean of ratios is that of their logarithms: twice as fast and half as fast make one.
     let mean = |name: &str, of: &dyn Fn(usize) -> bool| {
         let logs: Vec<_> = (0..names.len()).filter(|job| of(*job)).map(|job| quantile(&ratios(speeds, job, name), 0.5).ln()).collect();

@@ -18,7 +18,7 @@ const STORE: &str = "FERMATA_TEST_STORE";
 const EACH: u64 = 100_000;
 /// Of its own a collection takes this much for each page in a pack, and as much besides: docs/decisions/0039-scale.md.
 const BYTES_A_PAGE: u64 = 2;
-const BESIDES: u64 = 96 << 20;
+const BESIDES: u64 = 128 << 20;
 
 /// Each with pages that nobody else has, and beside each a small one that shares three tenths of them. Returns those that shall go: packs lose all, most or nothing.
 fn fill(store: &Store, pages: u64) -> Vec<CheckpointId> {

@@ -20,6 +20,8 @@ use std::{
 const RAM_BYTES: u64 = 1 << 30;
 /// A guest that says nothing for so long hangs. A round of fio takes minutes.
 const PATIENCE: Duration = Duration::from_secs(1800);
+/// Lines of a job file, which have some 30 bytes.
+const TYPED_AT_ONCE: usize = 60;
 const CMDLINE: &str = "root=/dev/vda rw console=ttyS0 quiet no_timer_check";
 
 /// A job for fio, which each disk does in its turn.
@@ -249,9 +251,15 @@ impl Guest {
         for (job, disk) in jobs.iter().flat_map(|job| disks.iter().map(move |disk| (job, disk))) {
             text.push_str(&format!("[j]\nfilename=/dev/disk/by-id/virtio-{disk}\n{}", job.text));
         }
-        self.say("cat >/tmp/jobs <<'END'");
-        text.lines().for_each(|line| self.say(line));
-        self.say("END");
+        self.say("rm -f /tmp/jobs");
+        // A terminal takes 4 KiB, and loses what comes before somebody has read them.
+        for lines in text.lines().collect::<Vec<_>>().chunks(TYPED_AT_ONCE) {
+            self.say("cat >>/tmp/jobs <<'END'");
+            lines.iter().for_each(|line| self.say(line));
+            self.say("END");
+            self.say("echo wri''tten");
+            self.await_line("written", |_| ());
+        }
         self.say("fio --minimal /tmp/jobs; echo do''ne $?");
         let mut speeds = Vec::new();
         let mut said = Vec::new();
