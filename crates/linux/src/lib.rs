@@ -5,6 +5,7 @@
 //! - [`maps`]: where a file is mapped in another process
 //! - [`memory_file`]: guest RAM as a file on tmpfs
 //! - [`mapping`]: such a file mapped here, for trials and tests
+//! - [`own_memory`]: memory of this process that others watch
 //! - `kvm` (feature `kvm`): a tiny guest under KVM, and KVM's notes of what it writes, for tests and benches
 //! - [`launch`]: child processes that die with us, and descriptors they hand over
 //! - [`probe`]: what this kernel lets us do
@@ -27,6 +28,7 @@ pub mod mapping;
 pub mod maps;
 pub mod memory_file;
 pub mod mounts;
+pub mod own_memory;
 pub mod pagemap;
 pub mod priority;
 pub mod probe;
@@ -39,6 +41,7 @@ pub mod writeback;
 pub use launch::{Child, launch};
 pub use mapping::{Discard, Mapping};
 pub use memory_file::MemoryFile;
+pub use own_memory::OwnMemory;
 pub use pagemap::Pagemap;
 pub use timer::Timer;
 pub use userfault::{Fault, FaultKind, Installed, Userfault, Writes};

@@ -19,9 +19,10 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("vhost", &["linux", "types"]),
     ("disk", &["checkpoint", "linux", "store", "types", "vhost"]),
     ("net", &["checkpoint", "linux", "types", "vhost"]),
+    ("process", &["checkpoint", "linux", "store", "tracker", "types"]),
     ("experiment", &["checkpoint", "disk", "linux", "net", "store", "types", "vhost", "vm"]),
     ("timeline", &["experiment", "linux", "store", "types"]),
-    ("api", &["experiment", "linux", "remote", "store", "timeline", "types"]),
+    ("api", &["experiment", "linux", "process", "remote", "store", "timeline", "types"]),
     ("cli", &["api"]),
 ];
 

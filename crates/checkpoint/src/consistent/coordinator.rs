@@ -147,6 +147,14 @@ impl<M: Clone> Coordinator<M> {
         }
     }
 
+    /// Ranks that have been told how a checkpoint ended, and have not answered yet.
+    pub fn unanswered(&self) -> Vec<Rank> {
+        match &self.phase {
+            Phase::Telling { acked, .. } => (0..self.ranks).filter(|rank| !acked[*rank]).collect(),
+            _ => Vec::new(),
+        }
+    }
+
     /// Gives the checkpoint up that is on its way, unless it is being made durable.
     pub fn abort(&mut self) -> Vec<Order<M>> {
         if matches!(self.phase, Phase::Collecting(_)) { self.decide(false) } else { Vec::new() }
