@@ -7,6 +7,7 @@
 //! - [`area_memory`]: memory of a program at an address of its own
 //! - [`traps`]: writes to such memory as signals (SIGSEGV); `emulate`: doing such a write elsewhere, by decoding it
 //! - [`mapping`]: such a file mapped here, for trials and tests
+//! - [`own_memory`]: memory of this process that others watch
 //! - `kvm` (feature `kvm`): a tiny guest under KVM, and KVM's notes of what it writes, for tests and benches
 //! - [`launch`]: child processes that die with us, and descriptors they hand over
 //! - [`probe`]: what this kernel lets us do
@@ -32,6 +33,7 @@ pub mod mapping;
 pub mod maps;
 pub mod memory_file;
 pub mod mounts;
+pub mod own_memory;
 pub mod pagemap;
 pub mod priority;
 pub mod probe;
@@ -47,6 +49,7 @@ pub use area_memory::{AreaMemory, Place};
 pub use launch::{Child, launch};
 pub use mapping::{Discard, Mapping};
 pub use memory_file::MemoryFile;
+pub use own_memory::OwnMemory;
 pub use pagemap::Pagemap;
 pub use timer::Timer;
 #[cfg(target_arch = "x86_64")]

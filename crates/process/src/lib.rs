@@ -18,6 +18,7 @@
 //! - [`capture`]: [`Capture`]: what was written, taken at one instant, apart from the memory
 //! - [`heap`]: [`Heap`]: an allocator that places structures inside an area
 //! - `line`: who writes captures to the store, one after the other, behind the program; [`Pending`]: a commit that is being written
+//! - [`ranks`]: programs of several ranks that send each other messages, and consistent checkpoints of them
 //! - [`replica`]: commits to a second process instead of a store: [`Replica`] sends, [`Backup`] receives and takes over
 //! - [`tracking`]: [`Tracking`]: how writes are found; `auto`: the cheapest way, by what was measured
 //!
@@ -32,6 +33,7 @@ pub mod critical;
 mod error;
 pub mod heap;
 mod line;
+pub mod ranks;
 pub mod replica;
 pub mod tracking;
 

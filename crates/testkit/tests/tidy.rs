@@ -19,7 +19,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("vhost", &["linux", "types"]),
     ("disk", &["checkpoint", "linux", "store", "types", "vhost"]),
     ("net", &["checkpoint", "linux", "types", "vhost"]),
-    ("process", &["linux", "store", "tracker", "types"]),
+    ("process", &["checkpoint", "linux", "store", "tracker", "types"]),
     ("c", &["process", "store"]),
     ("experiment", &["checkpoint", "disk", "linux", "net", "store", "types", "vhost", "vm"]),
     ("timeline", &["experiment", "linux", "store", "types"]),

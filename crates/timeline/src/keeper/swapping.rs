@@ -71,7 +71,7 @@ impl Keeper {
             let (time_virtual, took) = (arrival.time_virtual, watch.elapsed());
             let run = Run::begin(self.host.clone(), &self.spec, FIRST_RUN, arrival, false)?;
             self.add(run);
-            Ok(Resumed { run: FIRST_RUN.to_owned(), branch, checkpoint: id, time_virtual, took, warm: false })
+            Ok(Resumed { run: FIRST_RUN.to_owned(), branch, checkpoint: id, time_virtual, took, warm: false, perturbation: None })
         };
         let resumed = began().inspect_err(|_| away.end())?;
         self.mind_the_remote();
