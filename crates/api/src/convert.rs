@@ -27,7 +27,10 @@ pub(crate) fn checkpoint(entry: Entry) -> values::Checkpoint {
         // Only disks tell it, and not those of older checkpoints.
         free_space: part.details.get("free_space").and_then(|told| serde_json::from_value(told.clone()).ok()).unwrap_or_default(),
     };
+    // Only networks tell it, and only in such replays.
+    let perturbation = |part: &fermata_types::PartState| serde_json::from_value(part.details.get("perturbation")?.clone()).ok();
     values::Checkpoint {
+        perturbation: record.parts.iter().find_map(perturbation),
         id,
         parent: record.parent,
         experiment: record.experiment,
@@ -59,6 +62,7 @@ pub(crate) fn checkpoint(entry: Entry) -> values::Checkpoint {
         images: record.images,
         network: None,
         down: vec![],
+        links: vec![],
         runs: vec![],
     }
 }
@@ -100,6 +104,7 @@ pub(crate) fn resumed(resumed: Resumed) -> values::Resumed {
         time_virtual_ns: resumed.time_virtual.ns,
         branch: resumed.branch,
         reached: None,
+        perturbation: resumed.perturbation,
     }
 }
 
@@ -163,6 +168,7 @@ pub(crate) fn run(run: &Run, quietly: bool) -> values::Run {
         branch: standing.branch.clone(),
         head: standing.head,
         time_virtual_ns: Some(run.time_virtual().ns),
+        perturbation: body.perturbation(),
         machines: body.machines().iter().enumerate().map(machine).collect(),
     }
 }

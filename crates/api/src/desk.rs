@@ -7,11 +7,12 @@ use crate::{
     service::Service,
     values::{
         self, Activity, CaptureRequest, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment,
-        ExperimentState, ForkRequest, ForwardOf, ForwardRequest, GotoRequest, LinkEnd, LinkRequest, Metric, Problem, Resumed, RunRequest,
+        ExperimentState, ForkRequest, ForwardOf, ForwardRequest, GotoRequest, LinkEnd, LinkRequest, Loading, Metric, Problem, Resumed,
+        RunRequest,
     },
 };
 use fermata_experiment::{Asked, Body, MachineBody, Run, Status};
-use fermata_timeline::{Fork, Instant, Keeper, history};
+use fermata_timeline::{Fork, Instant, Keeper, Way, history};
 use std::{
     fs,
     sync::{Arc, mpsc},
@@ -42,7 +43,21 @@ impl Desk {
             runs: keeper.runs().iter().map(|run| convert::run(run, quietly)).collect(),
             spare_ready: keeper.spare_ready(),
             trouble: keeper.trouble(),
+            loading: self.loading(),
+            swapped: None,
         }
+    }
+
+    fn loading(&self) -> Option<Loading> {
+        let (remote, state) = self.keeper.loading()?;
+        Some(Loading {
+            remote,
+            total_bytes: state.total,
+            away_bytes: state.total.saturating_sub(state.fetched),
+            asked: state.asked,
+            waiting: state.trouble.clone().filter(|_| state.waited_for),
+            trouble: state.trouble.filter(|_| !state.waited_for),
+        })
     }
 
     /// The run and the name of the machine that `[RUN:]MACHINE` means, and what the run lives in now.
@@ -79,11 +94,11 @@ impl Service for Desk {
     }
 
     fn goto(&self, request: GotoRequest, wanted: &dyn Fn() -> bool) -> Result<Resumed, Problem> {
-        let GotoRequest { to, run, eager, paused, when, go_on } = request;
+        let GotoRequest { to, run, eager, paused, when, go_on, perturbation } = request;
         let went = match when {
-            None => self.keeper.goto(&to, run.as_deref(), eager, paused).map(convert::resumed),
+            None => self.keeper.goto_by(&to, run.as_deref(), Way { eager, paused, perturbation }).map(convert::resumed),
             Some(when) => {
-                let instant = Instant { when: convert::when(when), line: Some(to).filter(|to| !to.is_empty()), go_on };
+                let instant = Instant { when: convert::when(when), line: Some(to).filter(|to| !to.is_empty()), go_on, perturbation };
                 let went = self.keeper.goto_instant(&instant, run.as_deref(), eager, wanted);
                 went.map(|(resumed, reached)| Resumed { reached: Some(convert::reached(reached)), ..convert::resumed(resumed) })
             }
@@ -93,8 +108,9 @@ impl Service for Desk {
     }
 
     fn fork(&self, request: ForkRequest) -> Result<Resumed, Problem> {
-        let fork = Fork { name: request.name, same_randomness: request.same_randomness, eager: request.eager, paused: request.paused };
-        let resumed = self.keeper.fork(request.from.as_deref(), request.run.as_deref(), fork).map_err(problem)?;
+        let ForkRequest { from, name, run, same_randomness, eager, paused, perturbation } = request;
+        let fork = Fork { name, same_randomness, eager, paused, perturbation };
+        let resumed = self.keeper.fork(from.as_deref(), run.as_deref(), fork).map_err(problem)?;
         self.leave_note();
         Ok(convert::resumed(resumed))
     }

@@ -2,9 +2,11 @@
 //!
 //! - `kernel`: userfaultfd, trackers, virtualization
 //! - `qemu`: the program, its version, what it was built with
+//! - `mounts`: FUSE
 //! - `places`: the run directory and the store
 
 mod kernel;
+mod mounts;
 mod places;
 mod qemu;
 
@@ -15,6 +17,7 @@ use std::path::Path;
 pub fn examine(store: &Path) -> Vec<Finding> {
     let mut findings = kernel::examine();
     findings.extend(qemu::examine());
+    findings.push(mounts::examine());
     findings.push(places::run_directory(&crate::paths::run_root()));
     findings.push(places::store(store));
     findings
@@ -61,7 +64,7 @@ mod tests {
     fn every_fault_comes_with_a_way_out() {
         let store = tempfile::tempdir().unwrap();
         let findings = examine(store.path());
-        assert!(findings.len() >= 8);
+        assert!(findings.len() >= 9);
         for finding in findings {
             assert!(!finding.found.is_empty(), "{}", finding.what);
             assert_eq!(finding.mend.is_none(), matches!(finding.verdict, Verdict::Good | Verdict::Unneeded), "{}", finding.what);

@@ -2,6 +2,7 @@
 
 use crate::{
     convert::problem,
+    housekeeping::activity,
     local,
     values::{Activity, Exported, ImageFormat, Problem},
 };
@@ -58,7 +59,7 @@ pub fn export(
     let what = format!("writing {part}");
     let total = contents.bytes();
     let written = write(file, request.force, &mut |to| {
-        write_out(&*contents, *format, to, &mut |done| busy(Activity { what: what.clone(), done, total, unit: "bytes".to_owned() }))
+        write_out(&*contents, *format, to, &mut |done| busy(activity((&what, "bytes"), Progress { done, total })))
             .map_err(|error| Problem::new(format!("{part} was not written to {}: {error}", file.display())))
     })?;
     let Some((bytes, bytes_allocated)) = written else {
@@ -78,7 +79,7 @@ pub(crate) fn open(
     let id = store.resolve(checkpoint, experiment).map_err(problem)?;
     let mut progress = |what: &str, progress: Progress| {
         // Cut short, it would begin again next time; so it goes on, even if nobody waits for the rest.
-        busy(Activity { what: what.to_owned(), done: progress.done, total: progress.total, unit: String::new() });
+        busy(activity((what, ""), progress));
     };
     Stills::open(&store, &id, &mut progress).map_err(problem)
 }

@@ -101,8 +101,7 @@ pub fn prune(store: &Path, request: &PruneRequest) -> Result<Pruned, Problem> {
 }
 
 fn kept_by_specification(store: &Store, experiment: &str) -> Result<Keep, Problem> {
-    let entries = fermata_timeline::history::log(store, Some(experiment)).map_err(problem)?;
-    let latest = entries.iter().max_by_key(|entry| entry.record.created_ns);
+    let latest = fermata_timeline::history::newest(store, experiment, 1).map_err(problem)?.pop();
     let latest = latest.ok_or_else(|| Problem::new(format!("there is no checkpoint of {experiment}: nothing to remove")))?;
     let said = latest.record.spec.get("keep").cloned().ok_or_else(|| {
         Problem::new(format!(
@@ -166,7 +165,8 @@ pub fn stats(store: &Path, experiment: Option<&str>) -> Result<Stats, Problem> {
     local::open(store)?.stats(experiment).map_err(problem)
 }
 
-fn activity((what, unit): (&str, &str), progress: Progress) -> Activity {
+/// Work that is under way, and in what it is counted.
+pub(crate) fn activity((what, unit): (&str, &str), progress: Progress) -> Activity {
     Activity { what: what.to_owned(), done: progress.done, total: progress.total, unit: unit.to_owned() }
 }
 
@@ -182,6 +182,7 @@ mod tests {
             branch: branch.into(),
             head: None,
             time_virtual_ns: None,
+            perturbation: None,
             machines: vec![],
         };
         let experiment = |name: &str, state| Experiment {
@@ -193,6 +194,8 @@ mod tests {
             runs: vec![run("main", "main.2"), run("what-if", "what-if")],
             spare_ready: false,
             trouble: None,
+            loading: None,
+            swapped: None,
         };
         let known = [experiment("lives", ExperimentState::Running), experiment("dead", ExperimentState::Dead)];
         let check = |experiment: &str, branches: &[&str], all: bool| {

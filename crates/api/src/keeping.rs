@@ -12,15 +12,17 @@ use crate::{
     server::Server,
     service::Service as _,
     spec::{CaptureMode, CaptureOptions, FreePages, Keep, Spec, TrackerChoice},
+    swapping,
     values::{Activity, Ended, Experiment, ExperimentState, GotoRequest, Problem, Reached, Resumed, When},
 };
 use fermata_experiment::Host;
 use fermata_linux::lock::FileLock;
 use fermata_store::Store;
-use fermata_timeline::{Keeper, history};
-use fermata_types::{CheckpointId, VirtualTime};
+use fermata_timeline::{Keeper, SwapIn, Way, history};
+use fermata_types::{CheckpointId, PageNumber, VirtualTime};
 use serde::{Deserialize, Serialize};
 use std::{
+    collections::BTreeMap,
     env, fs,
     io::{self, BufRead, BufReader, Write},
     net::SocketAddr,
@@ -38,9 +40,29 @@ struct Will {
     store: PathBuf,
     /// Go to this checkpoint instead of booting.
     goto: Option<GotoRequest>,
+    /// Come to it from a remote instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    coming: Option<Coming>,
+    /// What that is encrypted with: nothing to write down.
+    #[serde(skip)]
+    passphrase: Option<String>,
     /// Serve metrics there too.
     #[serde(default)]
     metrics: Option<SocketAddr>,
+}
+
+/// A checkpoint that is still on a remote, and is to be gone to.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Coming {
+    pub checkpoint: CheckpointId,
+    pub branch: String,
+    pub line: Vec<CheckpointId>,
+    pub working_sets: BTreeMap<String, Vec<PageNumber>>,
+    pub remote: Option<String>,
+    pub limit_bytes: Option<u64>,
+    pub key_file: Option<PathBuf>,
+    pub eager: bool,
+    pub paused: bool,
 }
 
 /// How long somebody may take to start a keeper.
@@ -88,7 +110,14 @@ impl UpRequest {
             ..said
         };
         let keep = self.keep.or_else(|| self.spec.keep.clone());
-        Will { spec: Spec { every, keep, capture, ..self.spec }, store: self.store, goto: None, metrics: self.metrics }
+        Will {
+            spec: Spec { every, keep, capture, ..self.spec },
+            store: self.store,
+            goto: None,
+            coming: None,
+            passphrase: None,
+            metrics: self.metrics,
+        }
     }
 }
 
@@ -114,9 +143,7 @@ pub fn up_in_foreground(request: UpRequest, ready: &mut dyn FnMut(&Experiment)) 
 /// the line of the branch `main`, or on that of the latest checkpoint where there is no such branch.
 pub fn revive(store: &Path, experiment: &str, request: &GotoRequest, busy: &mut dyn FnMut(Activity)) -> Result<Resumed, Problem> {
     let opened = local::open(store)?;
-    let newest = || -> Result<CheckpointId, Problem> {
-        Ok(local::newest_of(&history::log(&opened, Some(experiment)).map_err(problem)?, experiment)?.id)
-    };
+    let newest = || Ok::<_, Problem>(local::newest_in(&opened, experiment)?.id);
     let line = match request.to.as_str() {
         "" => newest()?,
         steps if steps.starts_with('~') => opened.resolve(&format!("{}{steps}", newest()?), Some(experiment)).map_err(problem)?,
@@ -147,7 +174,25 @@ fn awaken(opened: &Store, id: CheckpointId, request: &GotoRequest, busy: &mut dy
     let goto = GotoRequest { to: id.to_string(), when: None, ..request.clone() };
     // Whoever watched it before watches on.
     let metrics = left_will(&record.experiment).and_then(|will| will.metrics);
-    let (_, resumed) = start(&Will { spec, store: opened.path().to_owned(), goto: Some(goto), metrics }, busy)?;
+    let (_, resumed) =
+        start(&Will { spec, store: opened.path().to_owned(), goto: Some(goto), coming: None, passphrase: None, metrics }, busy)?;
+    resumed.ok_or_else(|| Problem::new("the keeper started and went nowhere; `fermata ls` shows what it does"))
+}
+
+/// Starts a keeper and goes to a checkpoint that is still on a remote.
+pub(crate) fn swap_in(
+    store: &Path,
+    spec: serde_json::Value,
+    coming: Coming,
+    passphrase: Option<String>,
+    busy: &mut dyn FnMut(Activity),
+) -> Result<Resumed, Problem> {
+    let short = coming.checkpoint.short();
+    let spec: Spec = serde_json::from_value(spec)
+        .map_err(|error| Problem::new(format!("checkpoint {short} has a specification that cannot be read: {error}")))?;
+    let metrics = left_will(&spec.name).and_then(|will| will.metrics);
+    let will = Will { spec, store: store.to_owned(), goto: None, coming: Some(coming), passphrase, metrics };
+    let (_, resumed) = start(&will, busy)?;
     resumed.ok_or_else(|| Problem::new("the keeper started and went nowhere; `fermata ls` shows what it does"))
 }
 
@@ -193,6 +238,7 @@ fn start(will: &Will, busy: &mut dyn FnMut(Activity)) -> Result<(Box<Experiment>
     let mut keeper = Command::new(env::current_exe().map_err(failed)?)
         .args(["keeper", "--run-dir"])
         .arg(&run_dir)
+        .envs(will.passphrase.as_ref().map(|words| ("FERMATA_PASSPHRASE", words)))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log)
@@ -292,22 +338,24 @@ fn begin(run_dir: &Path, over: mpsc::Sender<()>) -> Result<Begun, Problem> {
     let read = |error: io::Error| Problem::new(format!("cannot keep {}: {error}", run_dir.display()));
     let lock = take_lock(run_dir).map_err(read)?.ok_or_else(|| Problem::new(format!("{} is kept already", run_dir.display())))?;
     let will: Will = serde_json::from_slice(&fs::read(paths::will(run_dir)).map_err(read)?).map_err(problem)?;
-    let store = Store::open(&will.store).map_err(problem)?;
-    let host = Host::new(store, run_dir.to_owned()).map_err(problem)?.capturing(will.spec.capture);
+    let opened = Store::open(&will.store).map_err(problem)?;
+    let host = Host::new(opened, run_dir.to_owned()).map_err(problem)?.capturing(will.spec.capture);
     let keeper = Keeper::new(host, will.spec);
     let desk = Arc::new(Desk::new(keeper.clone(), over));
     let mut servers = vec![Server::start(&paths::socket(run_dir), desk.clone())?];
     if let Some(address) = will.metrics {
         servers.push(Server::metrics(address, desk.clone())?);
     }
-    let resumed = match &will.goto {
-        None => keeper.boot().map(|()| None),
-        Some(goto) => keeper
+    let (store, name) = (keeper.host().store().path().to_owned(), keeper.spec().name.clone());
+    let resumed = match (&will.goto, will.coming) {
+        (_, Some(coming)) => keeper.swap_in(from_afar(&store, &name, coming)?).map(Some),
+        (None, None) => keeper.boot().map(|()| None),
+        (Some(goto), None) => keeper
             .host()
             .store()
             .resolve(&goto.to, None)
             .map_err(Into::into)
-            .and_then(|id| keeper.revive(id, goto.eager, goto.paused))
+            .and_then(|id| keeper.revive_by(id, Way { eager: goto.eager, paused: goto.paused, perturbation: goto.perturbation }))
             .map(Some),
     };
     let resumed = match resumed {
@@ -319,8 +367,21 @@ fn begin(run_dir: &Path, over: mpsc::Sender<()>) -> Result<Begun, Problem> {
     };
     backups::watch(&keeper);
     desk.leave_note();
+    if keeper.loading().is_none() {
+        // All of it is here, and runs: whatever was swapped out is out no longer.
+        swapping::forget(&store, &name);
+    }
     let birth = Birth::Ready { experiment: Box::new(desk.experiment(false)), resumed };
     Ok((lock, keeper, servers, birth))
+}
+
+/// What comes from a remote. When all of it is here, nothing is swapped out any more.
+fn from_afar(store: &Path, experiment: &str, coming: Coming) -> Result<SwapIn, Problem> {
+    let [asked, behind] = swapping::lines(store, experiment, &coming)?;
+    let Coming { checkpoint, branch, line, working_sets, eager, paused, .. } = coming;
+    let (store, experiment) = (store.to_owned(), experiment.to_owned());
+    let arrived = Box::new(move || swapping::forget(&store, &experiment));
+    Ok(SwapIn { checkpoint, branch, line, asked, behind, working_sets, eager, paused, arrived })
 }
 
 /// Clears away what a dead keeper left in its run directory. Its checkpoints stay.

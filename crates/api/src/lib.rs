@@ -12,6 +12,7 @@
 //! - [`remotes`]: places that checkpoints are copied to and from
 //! - [`remote_prune`]: removing checkpoints from there
 //! - [`backups`]: a copy of every checkpoint elsewhere
+//! - [`swapping`]: experiments that leave this host and come back
 //! - [`exports`]: parts of checkpoints as files for other programs
 //! - [`mounting`]: checkpoints as directories of files
 //! - [`plots`]: figures over many checkpoints, as series to draw
@@ -41,6 +42,7 @@ pub mod remote_prune;
 pub mod remotes;
 pub mod server;
 pub mod service;
+pub mod swapping;
 pub mod trials;
 pub mod values;
 

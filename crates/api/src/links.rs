@@ -42,6 +42,17 @@ pub(crate) fn find(topology: &Topology, name: &str) -> Result<InterfaceId, Probl
     })
 }
 
+/// All ends of the links of a run; none where nothing connects its machines.
+pub(crate) fn of(run: &Run) -> Vec<LinkEnd> {
+    run.body().fabric().map(|fabric| fabric.look(all)).unwrap_or_default()
+}
+
+/// All ends of the links of a network.
+pub(crate) fn all(world: &World) -> Vec<LinkEnd> {
+    let topology = world.topology();
+    (0..topology.interfaces.len() as u32).filter_map(|id| end(world, &topology, InterfaceId(id))).collect()
+}
+
 fn end(world: &World, topology: &Topology, id: InterfaceId) -> Option<LinkEnd> {
     let interface = topology.interfaces.get(id.index())?;
     let name = |id: InterfaceId| topology.interfaces.get(id.index()).map(Interface::to_string).unwrap_or_default();

@@ -2,6 +2,8 @@
 
 use crate::{
     convert::{self, problem},
+    housekeeping::activity,
+    links,
     values::{Activity, Checkpoint, Difference, DiskDifference, Problem, Rebuilt, Tag},
 };
 use fermata_experiment::net::{InterfaceId, World};
@@ -26,10 +28,37 @@ pub fn store_path(given: Option<PathBuf>) -> PathBuf {
     given.or_else(|| Store::default_path().ok()).unwrap_or_else(|| PathBuf::from("/var/lib/fermata"))
 }
 
+/// A seed that nobody has chosen, short enough to be typed again.
+pub fn seed() -> Result<u64, Problem> {
+    let bytes =
+        fermata_linux::random::bytes().map_err(|error| Problem::new(format!("this host has no randomness: {error}; name a seed")))?;
+    Ok(u32::from_le_bytes(bytes).into())
+}
+
 /// All checkpoints, children after their parents; of one experiment or of all in the store.
 pub fn log(store: &Path, experiment: Option<&str>) -> Result<Vec<Checkpoint>, Problem> {
     let entries = history::log(&open(store)?, experiment).map_err(problem)?;
     Ok(entries.into_iter().map(convert::checkpoint).collect())
+}
+
+/// The newest checkpoints of an experiment, so many at most, by when they were taken; with a branch those of them that lead to its newest one. Costs the same
+/// however many there are. None if there is no such branch.
+pub fn newest_of(store: &Path, experiment: &str, branch: Option<&str>, count: usize) -> Result<Option<Vec<Checkpoint>>, Problem> {
+    let store = open(store)?;
+    let entries = match branch {
+        None => history::newest(&store, experiment, count).map_err(problem)?,
+        Some(branch) => match store.branch(experiment, branch) {
+            Ok(Some(head)) => history::leading_to(&store, experiment, head, count).map_err(problem)?,
+            // What cannot be a name is none.
+            Ok(None) | Err(_) => return Ok(None),
+        },
+    };
+    Ok(Some(entries.into_iter().map(convert::checkpoint).collect()))
+}
+
+/// The experiments that have checkpoints in a store.
+pub fn names(store: &Path) -> Result<Vec<String>, Problem> {
+    open(store)?.experiments().map_err(problem)
 }
 
 /// One checkpoint: id, unique beginning of one, tag or branch, each with `~N`.
@@ -47,8 +76,8 @@ pub fn resolve(store: &Path, experiment: Option<&str>, checkpoint: &str) -> Resu
 /// The newest checkpoint of the branch `main`, or the latest of all where there is no such branch.
 pub fn newest(store: &Path, experiment: &str) -> Result<Checkpoint, Problem> {
     let store = open(store)?;
-    let entries = history::log(&store, Some(experiment)).map_err(problem)?;
-    with_network(&store, newest_of(&entries, experiment)?.clone())
+    let entry = newest_in(&store, experiment)?;
+    with_network(&store, entry)
 }
 
 /// A checkpoint, with its network as it was then.
@@ -59,13 +88,18 @@ fn with_network(store: &Store, entry: Entry) -> Result<Checkpoint, Problem> {
         let ids = (0..network.interfaces.len() as u32).map(InterfaceId);
         ids.filter(|id| world.is_up(*id) == Some(false))
     });
-    Ok(Checkpoint { down: down.collect(), network, ..convert::checkpoint(entry) })
+    let down = down.collect();
+    let links = world.as_ref().map(links::all).unwrap_or_default();
+    Ok(Checkpoint { down, links, network, ..convert::checkpoint(entry) })
 }
 
-pub(crate) fn newest_of<'a>(entries: &'a [Entry], experiment: &str) -> Result<&'a Entry, Problem> {
-    let main = entries.iter().find(|entry| entry.heads.iter().any(|head| head == FIRST_RUN));
-    let latest = || entries.iter().max_by_key(|entry| entry.record.created_ns);
-    main.or_else(latest).ok_or_else(|| Problem::new(format!("there is no checkpoint of {experiment}: `fermata checkpoint` takes one")))
+/// The newest checkpoint of the branch `main`, or the latest of all where there is no such branch.
+pub(crate) fn newest_in(store: &Store, experiment: &str) -> Result<Entry, Problem> {
+    if let Ok(Some(head)) = store.branch(experiment, FIRST_RUN) {
+        return history::entry(store, head).map_err(problem);
+    }
+    let latest = history::newest(store, experiment, 1).map_err(problem)?.pop();
+    latest.ok_or_else(|| Problem::new(format!("there is no checkpoint of {experiment}: `fermata checkpoint` takes one")))
 }
 
 /// The line of checkpoints that leads to one, from the oldest to the newest. Without a name it leads to the newest of the branch
@@ -75,7 +109,7 @@ pub fn line(store: &Path, experiment: &str, to: Option<&str>, since: Option<&str
     let entries = history::log(&store, Some(experiment)).map_err(problem)?;
     let to = match to {
         Some(name) => find(&store, Some(experiment), name)?.id,
-        None => newest_of(&entries, experiment)?.id,
+        None => newest_in(&store, experiment)?.id,
     };
     let since = since.map(|name| find(&store, Some(experiment), name)).transpose()?.map(|entry| entry.id);
     let mut entries: HashMap<_, _> = entries.into_iter().map(|entry| (entry.id, entry)).collect();
@@ -113,9 +147,7 @@ pub fn diff(
     if quick {
         return Ok(difference);
     }
-    let mut progress = |what: &str, progress: Progress| {
-        busy(Activity { what: what.to_owned(), done: progress.done, total: progress.total, unit: String::new() });
-    };
+    let mut progress = |what: &str, progress: Progress| busy(activity((what, ""), progress));
     let compared = fermata_experiment::compare(&store, (&a.id, &a.record), (&b.id, &b.record), &mut progress).map_err(problem)?;
     let disks = compared.disks.into_iter().map(|(name, file_systems)| DiskDifference { name, file_systems }).collect();
     Ok(Difference { disks, memory: compared.memory, links: compared.links, ..difference })
@@ -162,11 +194,16 @@ pub fn rebuild(store: &Path) -> Result<Rebuilt, Problem> {
 }
 
 fn tags_in(store: &Store, experiment: Option<&str>) -> Result<Vec<Tag>, Problem> {
-    let tags_of = |entry: Entry| {
-        let Entry { id, record, tags, .. } = entry;
-        tags.into_iter().map(move |tag| convert::tag(&record.experiment, &tag, Some(id)))
+    let names = match experiment {
+        Some(name) => vec![name.to_owned()],
+        None => store.experiments().map_err(problem)?,
     };
-    Ok(history::log(store, experiment).map_err(problem)?.into_iter().flat_map(tags_of).collect())
+    let mut all = Vec::new();
+    for name in names {
+        let tags = store.tags(&name).map_err(problem)?;
+        all.extend(tags.into_iter().map(|(tag, id)| convert::tag(&name, &tag, Some(id))));
+    }
+    Ok(all)
 }
 
 fn find(store: &Store, experiment: Option<&str>, checkpoint: &str) -> Result<Entry, Problem> {

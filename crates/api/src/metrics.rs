@@ -5,7 +5,8 @@
 
 use crate::{
     convert::saved_bytes,
-    values::{Experiment, ExperimentState, Machine, MachineState, Metric, MetricKind, Run, Sample},
+    links,
+    values::{Experiment, ExperimentState, LinkEnd, Machine, MachineState, Metric, MetricKind, Run, Sample},
 };
 use fermata_timeline::{
     Keeper,
@@ -31,6 +32,8 @@ pub(crate) fn of(experiment: &Experiment, keeper: &Keeper) -> Vec<Metric> {
     metrics.extend(about_machines(experiment, &touched));
     metrics.extend(about_checkpoints(experiment, &tally));
     metrics.extend(about_pages(&experiment.name, &tally));
+    let links: Vec<_> = keeper.runs().iter().map(|run| (run.name().to_owned(), links::of(run))).collect();
+    metrics.extend(about_links(&experiment.name, &links));
     metrics
 }
 
@@ -87,6 +90,26 @@ impl Metric {
     }
 }
 
+/// What goes over links. It is counted in the experiment's world, which goes back with a `goto`: so none of it is a counter for Prometheus.
+fn about_links(experiment: &str, runs: &[(String, Vec<LinkEnd>)]) -> Vec<Metric> {
+    let new = |name: &str, help: &str| Metric::new(name, MetricKind::Gauge, help);
+    let mut frames =
+        new("link_frames", "Frames that an interface sent and that arrived, since the experiment began; with a goto it goes back.");
+    let mut bytes = new("link_bytes", "Their bytes.");
+    let mut dropped = new("link_dropped_frames", "Frames that an interface sent and that were dropped, for whatever reason.");
+    let mut flying = new("link_frames_on_the_way", "Frames that an interface sent and that are on their way.");
+    for (run, ends) in runs {
+        for LinkEnd { interface, to, sent, .. } in ends {
+            let of: Labels<'_> = &[("experiment", experiment), ("run", run), ("interface", interface), ("to", to)];
+            frames.add(of, sent.counters.arrived.frames as f64);
+            bytes.add(of, sent.counters.arrived.bytes as f64);
+            dropped.add(of, sent.counters.dropped.total() as f64);
+            flying.add(of, sent.in_flight as f64);
+        }
+    }
+    [frames, bytes, dropped, flying].into_iter().filter(|metric| !metric.samples.is_empty()).collect()
+}
+
 /// What the kernel says of a process.
 #[derive(Debug, Default)]
 struct Process {
@@ -117,6 +140,11 @@ fn about_keeper(experiment: &Experiment, process: &Process) -> Vec<Metric> {
         gauge("keeper_resident_bytes", "Memory of the keeper's process.", process.resident_bytes as f64),
         gauge("keeper_open_files", "File descriptors of the keeper's process.", process.open_files as f64),
     ];
+    if let Some(loading) = &experiment.loading {
+        metrics.push(gauge("away_bytes", "Bytes that are still on the remote that it was swapped in from.", loading.away_bytes as f64));
+        metrics.push(gauge("away_asked", "Objects that machines waited for from that remote.", loading.asked as f64));
+        metrics.push(gauge("away_waiting", "1 if machines stand still until that remote can be read.", truth(loading.waiting.is_some())));
+    }
     if let Some(every) = experiment.every_ms {
         metrics.push(gauge("interval_seconds", "Time between two checkpoints by the clock.", every as f64 / 1e3));
     }

@@ -289,6 +289,8 @@ mod tests {
             images: vec![],
             network: None,
             down: vec![],
+            links: vec![],
+            perturbation: None,
             runs: vec![],
         }
     }

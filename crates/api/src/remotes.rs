@@ -2,7 +2,7 @@
 
 use crate::{
     convert::problem,
-    keeping, local,
+    housekeeping, keeping, local,
     values::{Activity, Experiment, ExperimentState, Problem},
 };
 use fermata_experiment::{ImageDetails, find_image, images_of};
@@ -337,7 +337,7 @@ fn images_of_all<'r>(records: impl Iterator<Item = &'r Record>) -> Result<Images
 /// Opens golden images wherever they lie on this host: where they lie, and what is wrong with those that cannot be opened.
 fn open_images(store: &Store, images: &Images, busy: &mut dyn FnMut(Activity)) -> (BTreeMap<ImageId, PathBuf>, Vec<(ImageId, Problem)>) {
     let mut report = |what: &str, Progress { done, total }: Progress| {
-        busy(Activity { what: what.to_owned(), done, total, unit: "bytes".to_owned() });
+        busy(housekeeping::activity((what, "bytes"), Progress { done, total }));
     };
     let (mut open, mut closed) = (BTreeMap::new(), Vec::new());
     for (id, image) in images {
@@ -455,15 +455,26 @@ pub(crate) fn entry(store: &Path, request: &CopyRequest) -> Result<RemoteEntry, 
     }
 }
 
+pub(crate) fn connect(store: &Path, request: &CopyRequest) -> Result<Box<dyn Remote>, Problem> {
+    let entry = entry(store, request)?;
+    unseal(store, request, &entry, reach(&entry, request)?)
+}
+
+/// The same for those who wait: as fast as it can be, and told soon when it cannot.
+pub(crate) fn connect_impatient(store: &Path, request: &CopyRequest) -> Result<Box<dyn Remote>, Problem> {
+    let entry = entry(store, request)?;
+    let place = Connection::open_impatient(&address(&entry.address)?).map_err(|error| unreachable(&entry, &error))?;
+    unseal(store, request, &entry, place)
+}
+
 fn reach(entry: &RemoteEntry, request: &CopyRequest) -> Result<Connection, Problem> {
     let address = address(&entry.address)?;
     Connection::open(&address, request.limit_bytes.or(entry.limit_bytes)).map_err(|error| unreachable(entry, &error))
 }
 
-pub(crate) fn connect(store: &Path, request: &CopyRequest) -> Result<Box<dyn Remote>, Problem> {
-    let entry = entry(store, request)?;
-    let place = reach(&entry, request)?;
-    let failed = |error: io::Error| unreachable(&entry, &error);
+/// A place, through its encryption where it has one.
+fn unseal(store: &Path, request: &CopyRequest, entry: &RemoteEntry, place: Connection) -> Result<Box<dyn Remote>, Problem> {
+    let failed = |error: io::Error| unreachable(entry, &error);
     let secret = match (encryption(store, request)?, &request.passphrase) {
         (Encryption::None, _) if Sealed::is_sealed(&place).map_err(failed)? => {
             let what = format!(
@@ -566,7 +577,7 @@ fn living(known: &[Experiment], experiment: &str) -> BTreeSet<String> {
 }
 
 pub(crate) fn activity(stage: CopyStage, transfer: &str, unit: &str, progress: Progress) -> Activity {
-    let (what, unit) = match stage {
+    let stage = match stage {
         CopyStage::Look => ("looking what is there", "packs"),
         CopyStage::Compare => ("comparing", "checkpoints"),
         CopyStage::Transfer => (transfer, unit),
@@ -578,7 +589,7 @@ pub(crate) fn activity(stage: CopyStage, transfer: &str, unit: &str, progress: P
         CopyStage::Images => (if transfer == "sending" { "sending golden images" } else { "making golden images" }, "blocks"),
         _ => ("copying", "steps"),
     };
-    Activity { what: what.to_owned(), done: progress.done, total: progress.total, unit: unit.to_owned() }
+    housekeeping::activity(stage, progress)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::{
     values::{DownRequest, ExecRequest, Experiment, ForkRequest, GotoRequest, LinkRequest, Outcome, Problem, Resumed, RunRequest, When},
 };
 use fermata_linux::signals::end_group;
-use fermata_types::CheckpointId;
+use fermata_types::{CheckpointId, Perturbation};
 use std::{
     io::{self, Read},
     os::unix::process::{CommandExt, ExitStatusExt},
@@ -37,6 +37,8 @@ const OUTPUT_BYTES_MAX: u64 = 16 << 20;
 pub struct Trial {
     /// The checkpoint that it begins at.
     pub from: CheckpointId,
+    /// What links do otherwise than they did, if anything.
+    pub perturbation: Option<Perturbation>,
     /// Links that change at once: an interface, and what becomes different there.
     pub changes: Vec<(String, Change)>,
     /// Commands that are run at once: the machine, and what its shell is given.
@@ -126,7 +128,8 @@ impl Lab {
     pub fn one(&self, trial: &Trial) -> Result<Outcome, Problem> {
         self.check()?;
         // It stands still until all is as it is to be. That it draws the same random numbers is what makes trials comparable.
-        let request = ForkRequest { from: Some(trial.from.to_string()), same_randomness: true, paused: true, ..ForkRequest::default() };
+        let (from, perturbation) = (Some(trial.from.to_string()), trial.perturbation);
+        let request = ForkRequest { from, perturbation, same_randomness: true, paused: true, ..ForkRequest::default() };
         let fork = Fork { lab: self, resumed: self.keeper.fork(request)?, keep: trial.keep };
         let run = fork.resumed.run.clone();
         for (interface, change) in &trial.changes {

@@ -6,6 +6,7 @@ mod backups;
 mod outside;
 mod pruned;
 mod remote_pruned;
+mod swapped;
 mod trials;
 
 pub use backups::{BackedUp, BackupEntry, BackupStanding};
@@ -18,12 +19,13 @@ pub use fermata_store::{
     CollectOptions, Collected, Damage, MovedBranch, Remedy, Removed, RemovedCheckpoint, RemovedTag, Report as Verified, Stats, Touched,
     VerifyOptions,
 };
-use fermata_types::{BlobName, CheckpointId, Composition, ImageId, MachineId, PageCounts, PartKind, Root};
+use fermata_types::{BlobName, CheckpointId, Composition, ImageId, MachineId, PageCounts, PartKind, Perturbation, Root};
 pub use outside::*;
 pub use pruned::{Pruned, PrunedCheckpoint, Stays};
 pub use remote_pruned::{RemotePruned, RemovedThere};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::SocketAddrV4, path::PathBuf};
+pub use swapped::*;
 pub use trials::{BisectStep, Bisected, Outcome, Tried, TriedOnce};
 
 /// A checkpoint: what `fermata checkpoint` prints, and `fermata log` prints many of.
@@ -93,6 +95,12 @@ pub struct Checkpoint {
     /// Interfaces of it that were down at that instant.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub down: Vec<InterfaceId>,
+    /// What went over its links until then, where one checkpoint is shown.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<LinkEnd>,
+    /// What the links did otherwise than they would have, in the replay that it grew in; nothing where all was as it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perturbation: Option<Perturbation>,
     /// Runs that live and stand on it: that it is the newest checkpoint of. Only in lists.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub runs: Vec<RunAt>,
@@ -310,6 +318,9 @@ pub struct GotoRequest {
     /// Go on from that instant, instead of standing still there.
     #[serde(default)]
     pub go_on: bool,
+    /// Have the links do otherwise than they did, from the checkpoint on; none: as they did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perturbation: Option<Perturbation>,
 }
 
 /// Starts a second run from a checkpoint, beside the first.
@@ -327,6 +338,9 @@ pub struct ForkRequest {
     pub eager: bool,
     /// Leave it paused.
     pub paused: bool,
+    /// Have the links do otherwise than they did; none: as they did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perturbation: Option<Perturbation>,
 }
 
 /// A run that was just brought to a checkpoint: the answer of `goto` and `fork`.
@@ -347,6 +361,9 @@ pub struct Resumed {
     /// If an instant was asked for: how it came there from that time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Reached>,
+    /// What its links do otherwise than they did, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perturbation: Option<Perturbation>,
 }
 
 /// How a run came to an instant of virtual time.
@@ -399,7 +416,7 @@ pub struct Executed {
 pub struct Experiment {
     /// Its name.
     pub name: String,
-    /// `running`; `dead` when its keeper is gone without having been told to.
+    /// `running`; `dead` when its keeper is gone without having been told to; `swapped` when it was swapped out.
     pub state: ExperimentState,
     /// Process id of the keeper.
     pub keeper_pid: u32,
@@ -413,6 +430,12 @@ pub struct Experiment {
     pub spare_ready: bool,
     /// Why the last checkpoint by the clock failed, or removing what is not to be kept, if it did; or that the keeper lives and does not answer.
     pub trouble: Option<String>,
+    /// How much of it is still on a remote, if it runs before all of it is here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loading: Option<Loading>,
+    /// Since when it is swapped out, and where to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swapped: Option<Box<SwappedOut>>,
 }
 
 /// Whether somebody keeps an experiment.
@@ -423,6 +446,8 @@ pub enum ExperimentState {
     Running,
     /// Its keeper is gone.
     Dead,
+    /// It was swapped out, and nobody keeps it.
+    Swapped,
 }
 
 /// A live execution that grows a branch.
@@ -439,6 +464,9 @@ pub struct Run {
     pub time_virtual_ns: Option<u64>,
     /// Its machines.
     pub machines: Vec<Machine>,
+    /// What its links do otherwise than they did when it was lived through first, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perturbation: Option<Perturbation>,
 }
 
 /// A machine of a run.

@@ -42,6 +42,7 @@ fn resumed(run: Option<String>, branch: String) -> Resumed {
         time_virtual_ns: 7,
         branch,
         reached: None,
+        perturbation: None,
     }
 }
 
@@ -56,6 +57,8 @@ impl Service for Pretender {
             runs: vec![],
             spare_ready: true,
             trouble: None,
+            loading: None,
+            swapped: None,
         })
     }
 
@@ -88,6 +91,8 @@ impl Service for Pretender {
             images: vec![],
             network: None,
             down: vec![],
+            links: vec![],
+            perturbation: None,
             runs: vec![],
         })
     }

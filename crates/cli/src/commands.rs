@@ -37,6 +37,8 @@ mod schema;
 mod show;
 mod ssh;
 mod stats;
+mod swapin;
+mod swapout;
 mod tag;
 mod umount;
 mod up;
@@ -107,6 +109,8 @@ pub enum Command {
     Pull(push::Pull),
     Clone(push::Clone),
     Backup(backup::Backup),
+    Swapout(swapout::Swapout),
+    Swapin(swapin::Swapin),
     Verify(verify::Verify),
     Rebuild(rebuild::Rebuild),
     Schema(schema::Schema),
@@ -154,6 +158,8 @@ impl Command {
             Self::Pull(command) => command.run(context),
             Self::Clone(command) => command.run(context),
             Self::Backup(command) => command.run(context),
+            Self::Swapout(command) => command.run(context),
+            Self::Swapin(command) => command.run(context),
             Self::Verify(command) => command.run(context),
             Self::Rebuild(command) => command.run(context),
             Self::Schema(command) => command.run(context),

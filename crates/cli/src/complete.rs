@@ -16,7 +16,7 @@ use clap_complete::{
     env::{CompleteEnv, Elvish, EnvCompleter, Fish, Powershell, Shells, Zsh},
 };
 use fermata_api::{
-    Service, local, mounting,
+    Service, local, mounting, swapping,
     types::PartKind,
     values::{Checkpoint, Experiment, LinkRequest, Run},
 };
@@ -131,8 +131,10 @@ pub fn experiments() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         soon(|context| {
             let living = local::experiments(None)?.into_iter().map(|experiment| experiment.name);
-            let stored = local::log(&local::store_path(context.global.store.clone()), None).unwrap_or_default();
-            let names: BTreeSet<_> = living.chain(stored.into_iter().map(|checkpoint| checkpoint.experiment)).collect();
+            let store = local::store_path(context.global.store.clone());
+            let stored = local::names(&store).unwrap_or_default();
+            let swapped = swapping::swapped(&store).unwrap_or_default().into_iter().map(|swapped| swapped.experiment);
+            let names: BTreeSet<_> = living.chain(stored).chain(swapped).collect();
             Ok(names.into_iter().map(CompletionCandidate::new).collect())
         })
     })

@@ -20,6 +20,7 @@ mod graph;
 mod instant;
 mod interrupt;
 mod out;
+mod perturb;
 mod pick;
 mod progress;
 mod table;

@@ -67,7 +67,7 @@ pub fn stored(context: &Context) -> Result<Stored, Failure> {
         (None, [only]) => Ok(of(only)),
         (None, []) => {
             let store = local::store_path(context.global.store.clone());
-            let names: BTreeSet<_> = local::log(&store, None)?.into_iter().map(|checkpoint| checkpoint.experiment).collect();
+            let names: BTreeSet<_> = local::names(&store)?.into_iter().collect();
             let experiment = only_one_in(&store.display().to_string(), &names)?;
             Ok(asleep(store, experiment))
         }
@@ -89,7 +89,7 @@ pub fn is_experiment(context: &Context, name: &str) -> Result<bool, Problem> {
         return Ok(true);
     }
     let store = local::store_path(context.global.store.clone());
-    Ok(store.exists() && !local::log(&store, Some(name))?.is_empty())
+    Ok(store.exists() && local::names(&store)?.iter().any(|known| known == name))
 }
 
 fn only_one_in(store: &str, names: &BTreeSet<String>) -> Result<String, Problem> {

@@ -181,7 +181,9 @@ fn the_doctor_examines() {
     let bad = findings.iter().any(|finding| finding["verdict"] == "bad");
     assert_eq!(output.status.code(), Some(i32::from(bad)));
     // The run directory of this test is not on a tmpfs, or is on one: told either way.
-    assert!(findings.iter().any(|finding| finding["what"] == "run directory"));
+    for what in ["run directory", "mounts"] {
+        assert!(findings.iter().any(|finding| finding["what"] == what), "nothing is said of {what}");
+    }
     the_tracker_that_is_taken(&findings);
     let text = place.command(&["doctor"]).env("FERMATA_QEMU", "/nonexistent/qemu").output().unwrap();
     assert_eq!(text.status.code(), Some(1));

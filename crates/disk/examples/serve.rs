@@ -7,7 +7,7 @@ use fermata_disk::{Disk, DiskOptions, EachBlock, Golden, Pages, Server, ServerOp
 use fermata_store::Result as StoreResult;
 use fermata_types::{PageName, PageNumber, Root};
 use fermata_vhost::DirtyPages;
-use std::{error::Error, io::BufRead as _, path::Path, sync::Arc};
+use std::{error::Error, io::BufRead as _, ops::Range, path::Path, sync::Arc};
 
 /// A disk that starts at its image asks for no block of a store.
 struct NoPages;
@@ -19,6 +19,10 @@ impl Pages for NoPages {
 
     fn named(&self, _: &Root, _: &mut dyn FnMut(PageNumber)) -> StoreResult<()> {
         Ok(())
+    }
+
+    fn along(&self, _: &Root, blocks: Range<PageNumber>, _: &dyn Fn(PageNumber) -> bool) -> StoreResult<Range<PageNumber>> {
+        Ok(blocks)
     }
 
     fn read(&self, _: Vec<(PageNumber, PageName)>, _: EachBlock<'_>) -> StoreResult<()> {

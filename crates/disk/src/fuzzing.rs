@@ -11,7 +11,7 @@ pub use protocol::session;
 use crate::{Disk, DiskOptions, EachBlock, Golden, Pages};
 use fermata_store::Result as StoreResult;
 use fermata_types::{NodeName, PAGE_SIZE, PageBuf, PageName, PageNumber, Root, ZERO_PAGE};
-use std::{path::Path, sync::Arc};
+use std::{ops::Range, path::Path, sync::Arc};
 
 /// Bytes of the disk: its last block is cut short.
 const DISK: u64 = (1 << 20) + 512;
@@ -36,6 +36,11 @@ impl Pages for Thirds {
     fn named(&self, root: &Root, each: &mut dyn FnMut(PageNumber)) -> StoreResult<()> {
         (0..root.pages as PageNumber).filter(|block| block % 3 != 2).for_each(each);
         Ok(())
+    }
+
+    fn along(&self, _: &Root, blocks: Range<PageNumber>, wanted: &dyn Fn(PageNumber) -> bool) -> StoreResult<Range<PageNumber>> {
+        let start = blocks.start.checked_sub(1).filter(|block| wanted(*block)).unwrap_or(blocks.start);
+        Ok(start..blocks.end)
     }
 
     fn read(&self, wanted: Vec<(PageNumber, PageName)>, each: EachBlock<'_>) -> StoreResult<()> {

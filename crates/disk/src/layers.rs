@@ -2,7 +2,7 @@
 
 use fermata_store::{Class, Result, Store, Writer};
 use fermata_types::{PageBuf, PageName, PageNumber, Root};
-use std::sync::Mutex;
+use std::{ops::Range, sync::Mutex};
 
 /// Takes one block after the other, from whichever thread has it, and says whether it wants more.
 pub type EachBlock<'a> = &'a mut (dyn FnMut(PageNumber, &PageBuf) -> bool + Send);
@@ -14,6 +14,9 @@ pub trait Pages: Send + Sync {
 
     /// Every block that a page table names, in order.
     fn named(&self, root: &Root, each: &mut dyn FnMut(PageNumber)) -> Result<()>;
+
+    /// The blocks around these that are read along with them at next to no cost. `wanted` says which may be among them.
+    fn along(&self, root: &Root, blocks: Range<PageNumber>, wanted: &dyn Fn(PageNumber) -> bool) -> Result<Range<PageNumber>>;
 
     /// Reads many blocks, in any order.
     fn read(&self, wanted: Vec<(PageNumber, PageName)>, each: EachBlock<'_>) -> Result<()>;
@@ -29,6 +32,10 @@ impl Pages for Store {
             each(block);
             Ok(())
         })
+    }
+
+    fn along(&self, root: &Root, blocks: Range<PageNumber>, wanted: &dyn Fn(PageNumber) -> bool) -> Result<Range<PageNumber>> {
+        Store::along(self, root, blocks, wanted)
     }
 
     fn read(&self, wanted: Vec<(PageNumber, PageName)>, each: EachBlock<'_>) -> Result<()> {

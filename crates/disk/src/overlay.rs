@@ -367,8 +367,19 @@ impl Disk {
         Ok(())
     }
 
-    /// Asks the page table for blocks, and copies those that it names into the overlay, where the next read finds them fast.
+    /// Copies blocks into the overlay, where the next read finds them fast; and with them their neighbours that come along: else reading the blocks of a frame one
+    /// by one would decompress it once for each.
     fn bring_up(&self, state: &mut State, blocks: Range<u32>) -> Result<()> {
+        let along = self.pages.along(&state.below, blocks.clone(), &|block| state.map.get(block) == Place::Unasked);
+        match along.ok().filter(|along| *along != blocks) {
+            // Nobody asked for the neighbours, and nobody is to suffer from their damage.
+            Some(along) => self.bring(state, along).or_else(|_| self.bring(state, blocks)),
+            None => self.bring(state, blocks),
+        }
+    }
+
+    /// Asks the page table for blocks, and copies those that it names into the overlay.
+    fn bring(&self, state: &mut State, blocks: Range<u32>) -> Result<()> {
         let mut wanted = Vec::new();
         for block in blocks {
             match self.pages.lookup(&state.below, block)? {

@@ -52,13 +52,13 @@ pub fn write_qcow2(disk: &dyn Contents, file: File, each: &mut dyn FnMut(u64) ->
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use fermata_store::{EachPiece, Result as StoreResult};
     use std::{path::Path, process::Command};
 
     /// A disk in memory. The last byte is in the middle of a sector's cluster.
-    struct Plain(Vec<u8>);
+    pub(crate) struct Plain(pub(crate) Vec<u8>);
 
     impl Contents for Plain {
         fn bytes(&self) -> u64 {

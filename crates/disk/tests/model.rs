@@ -169,3 +169,26 @@ proptest! {
         prop_assert!(all == run.model);
     }
 }
+
+#[test]
+fn a_damaged_block_harms_no_neighbour() {
+    let dir = tempfile::tempdir().unwrap();
+    let memory = Arc::new(Memory::default());
+    let disk = |root| {
+        let (pages, overlay_dir) = (memory.clone(), dir.path().to_owned());
+        let size = Some((BLOCKS * PAGE_SIZE) as u64);
+        Disk::new(DiskOptions { golden: None, size, root, pages, overlay_dir, read_only: false, drop_freed: true }).unwrap()
+    };
+    let block = |number: usize| content(PAGE_SIZE, number as u8 + 1);
+    let first = disk(None);
+    (0..BLOCKS).for_each(|number| first.write_at((number * PAGE_SIZE) as u64, &block(number)).unwrap());
+    let (root, _) = first.cut().unwrap().save(&mut &*memory).unwrap();
+    memory.damage(&block(7));
+    let second = disk(Some(root));
+    for number in 0..BLOCKS {
+        let mut found = vec![0; PAGE_SIZE];
+        let read = second.read_at((number * PAGE_SIZE) as u64, &mut found);
+        assert_eq!(read.is_ok(), number != 7, "block {number}: {read:?}");
+        assert!(number == 7 || found == block(number), "block {number}");
+    }
+}

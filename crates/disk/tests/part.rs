@@ -53,6 +53,7 @@ impl Bench {
             message: None,
             created_ns: 0,
             time_virtual_ns: 0,
+            began_ns: None,
             events: 0,
             waiting: Vec::new(),
             spec: serde_json::Value::Null,

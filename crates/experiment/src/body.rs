@@ -7,15 +7,16 @@ use crate::{
     guest_clock::GuestClock,
     machine_body::{Beginning, MachineBody, Return, Stage},
     network::Network,
-    plan::Plan,
+    plan::{MachinePlan, Plan},
+    services::Responder,
     several::side_by_side,
     together::{Start, host_time, run_together, stop_together},
 };
 use fermata_disk::Disk;
 use fermata_linux::clock::monotonic;
-use fermata_net::{Change, Fabric, InterfaceId, TopologyError};
+use fermata_net::{Change, Fabric, InterfaceId, TopologyError, World};
 use fermata_store::{Hold, Progress, Writer};
-use fermata_types::{ImageId, MachineId, PageSet, VirtualTime};
+use fermata_types::{ImageId, MachineId, PageSet, Perturbation, VirtualTime};
 use fermata_vm::{Machine, MachineDetails, PATIENCE, Status};
 use std::{
     collections::BTreeMap,
@@ -28,9 +29,11 @@ pub struct Body {
     // The machines go first: the network's servers see QEMU leave.
     machines: Vec<MachineBody>,
     network: Option<Network>,
+    /// Who answers guests behind their control interfaces.
+    _responders: Vec<Responder>,
     plan: Plan,
     /// Told by everybody who stops the machines or lets them go on.
-    pub(crate) clock: GuestClock,
+    pub(crate) clock: Arc<GuestClock>,
     events: Arc<Events>,
     /// The checkpoint that it was restored from: its pages and blocks are read when they are touched, for as long as this lives.
     held: OnceLock<Hold>,
@@ -67,16 +70,18 @@ impl Body {
         }
         let staged = plan.machines.iter().map(|machine| Ok((machine, Stage::new(host, machine)?))).collect::<Result<Vec<_>>>()?;
         let network = plan.network.as_ref().map(|topology| Network::start(topology, &staged)).transpose()?;
+        let clock = Arc::<GuestClock>::default();
+        let responders = staged.iter().filter_map(|staged| responder(staged, &clock).transpose()).collect::<Result<_>>()?;
         let staged: Vec<_> = staged.into_iter().zip(with_images).collect();
         let started = side_by_side(&staged, |(staged, images)| MachineBody::start(host, staged, images, beginning));
         let (machines, loaded): (Vec<_>, _) = started.into_iter().collect::<Result<Vec<_>>>()?.into_iter().unzip();
-        let clock = GuestClock::default();
         if let Some(network) = &network {
             network.tell_page_maps(&machines);
             clock.drive(network.fabric().clone());
         }
         let events = Arc::new(Events::new(plan.events.clone(), plan.addresses.clone()));
-        Ok((Self { machines, network, plan: plan.clone(), clock, events, held: OnceLock::new() }, loaded))
+        let body = Self { machines, network, _responders: responders, plan: plan.clone(), clock, events, held: OnceLock::new() };
+        Ok((body, loaded))
     }
 
     /// Keeps the checkpoint that it is about to be restored from in the store.
@@ -107,6 +112,11 @@ impl Body {
     /// The network between the machines, if there is one.
     pub fn fabric(&self) -> Option<&Arc<Fabric>> {
         self.network.as_ref().map(Network::fabric)
+    }
+
+    /// What makes its links do otherwise than they would, if anything does.
+    pub fn perturbation(&self) -> Option<Perturbation> {
+        self.fabric().and_then(|fabric| fabric.look(World::perturbation))
     }
 
     /// Changes the link of an interface, if there is one, and what the guests at its ends see of it.
@@ -190,6 +200,12 @@ impl Body {
     /// Puts a checkpoint into spare machines. They are left paused. Returns the parts, and who the machines are now.
     pub(crate) fn restore(&self, state: &Return<'_>) -> Result<(Parts<Writer>, Vec<MachineDetails>)> {
         self.check_images(state)?;
+        if state.perturbation.is_some() && self.network.is_none() {
+            let id = state.id.short();
+            return Err(Error::Refused(format!(
+                "checkpoint {id} has no links that could do otherwise: leave --perturb out, or use an experiment whose machines are linked"
+            )));
+        }
         self.network.iter().try_for_each(|network| network.restore(state))?;
         let restored = side_by_side(&self.machines, |body| body.restore(state));
         let (mut parts, mut details) = (self.network_parts(), Vec::new());
@@ -200,6 +216,9 @@ impl Body {
         }
         self.events.restore(state.record.events, &state.record.waiting);
         self.clock.stop_at(VirtualTime::from_ns(state.record.time_virtual_ns));
+        // Older checkpoints do not tell. Then it is as if nobody had ever stood still.
+        let began = state.record.began_ns.unwrap_or_else(|| state.record.created_ns.saturating_sub(state.record.time_virtual_ns));
+        self.clock.begin(began);
         Ok((parts, details))
     }
 
@@ -241,4 +260,14 @@ impl Body {
     pub fn kill(&self) {
         side_by_side(&self.machines, |body| body.machine().kill());
     }
+}
+
+/// Who answers the guest of a machine, if anybody is to.
+fn responder((plan, stage): &(&MachinePlan, Stage), clock: &Arc<GuestClock>) -> Result<Option<Responder>> {
+    if !plan.machine.services {
+        return Ok(None);
+    }
+    let (ours, theirs) = (stage.place.services_socket(), stage.place.services_answers());
+    let started = Responder::start(&ours, theirs, plan.outside.clone(), clock.clone());
+    started.map(Some).map_err(|source| Error::Io { what: "listening at", path: ours, source })
 }

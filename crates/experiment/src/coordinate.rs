@@ -9,7 +9,10 @@ use crate::{
     together::{delays, host_time, wait_until},
 };
 use fermata_checkpoint::{Captured, Failure, Outcome, Part, Phase, Protocol, Saved, Step};
-use fermata_linux::clock::{Stopwatch, monotonic};
+use fermata_linux::{
+    clock::{Stopwatch, monotonic},
+    priority,
+};
 use fermata_store::Writer;
 use fermata_types::{Composition, PageCounts, PartKind, VirtualTime};
 use std::{
@@ -196,10 +199,12 @@ pub(crate) fn take<S: Storage>(
         };
     }
     go_on(clock, ran, &times);
+    // What follows takes a processor for itself: not the one on which a guest is about to go on.
+    priority::step_aside();
     let steps =
         parts.iter().flat_map(|part| part.notes().into_iter().map(|note| (format!("{} {}", part.name(), note.step), note.took))).collect();
     let names = parts.iter().map(|part| part.name().to_owned()).collect();
-    let apart = apart(parts, &times);
+    let apart = apart(parts, &times, pause);
     Ok(Tentative { protocol, names, captured, writer, pause, steps, apart, prepared, stored })
 }
 
@@ -381,17 +386,19 @@ fn order<S>(parts: &Parts<S>, of: &[usize], phase: Phase) -> Vec<(Duration, usiz
     order
 }
 
-/// How far apart the parts were that have clocks.
-fn apart<S>(parts: &Parts<S>, times: &[VirtualTime]) -> Option<Apart> {
+/// How far apart the parts were that have clocks, in a pause of this length.
+fn apart<S>(parts: &Parts<S>, times: &[VirtualTime], pause: Duration) -> Option<Apart> {
     let stood: Vec<Range<Duration>> = parts.iter().filter_map(|part| part.stood()).collect();
     if stood.len() < 2 {
         return None;
     }
     let spread =
         |values: Vec<Duration>| values.iter().max().zip(values.iter().min()).map_or(Duration::ZERO, |(last, first)| *last - *first);
+    // By the host's wall clock, which somebody may have set meanwhile.
+    let in_pause = |values| spread(values).min(pause);
     Some(Apart {
-        stop: spread(stood.iter().map(|stood| stood.start).collect()),
-        resume: spread(stood.iter().map(|stood| stood.end).collect()),
+        stop: in_pause(stood.iter().map(|stood| stood.start).collect()),
+        resume: in_pause(stood.iter().map(|stood| stood.end).collect()),
         time: spread(times.iter().map(|time| time.since_start()).collect()),
     })
 }

@@ -1,6 +1,6 @@
-//! What a fuzzer may feed with any bytes: the specification. See `fuzz/README.md`.
+//! What a fuzzer may feed with any bytes: the specification, and whoever answers guests behind their control interfaces. See `fuzz/README.md`.
 
-use crate::spec::{ByteSize, ClockOffset, Endpoint, Interval, Ipv4, Percent, Rate, Spec, SpecFile, Time};
+use crate::spec::{ByteSize, Clock, Endpoint, Interval, Ipv4, Percent, Rate, Spec, SpecFile, Time};
 use std::path::Path;
 
 /// A specification, or a quantity in one. Panics if one that is accepted cannot be read back from its JSON, or if the errors in one that is refused
@@ -21,7 +21,12 @@ pub fn spec(data: &[u8]) {
         }
     }
     let _ = (text.parse::<ByteSize>(), text.parse::<Interval>(), text.parse::<Rate>(), text.parse::<Time>());
-    let _ = (text.parse::<Percent>(), text.parse::<ClockOffset>(), text.parse::<Ipv4>(), text.parse::<Endpoint>());
+    let _ = (text.parse::<Percent>(), text.parse::<Clock>(), text.parse::<Ipv4>(), text.parse::<Endpoint>());
+}
+
+/// A frame of a guest's. Panics if it is answered with anything but a sound frame to whoever asked.
+pub fn services(data: &[u8]) {
+    crate::services::trial::answers(data);
 }
 
 #[cfg(test)]
@@ -32,4 +37,10 @@ mod replay;
 #[test]
 fn specifications_may_be_anything() {
     replay::replay("spec", 2_000, spec);
+}
+
+#[cfg(test)]
+#[test]
+fn guests_may_ask_anything() {
+    replay::replay("services", 20_000, services);
 }

@@ -14,6 +14,8 @@ use std::{
 #[derive(Default)]
 pub(crate) struct GuestClock {
     hands: Mutex<Hands>,
+    /// What the host's wall clock showed at virtual time zero, once that is known: nanoseconds since 1970.
+    began_ns: OnceLock<u64>,
     /// Its clock, by which frames are due, is kept together with the machines'.
     network: OnceLock<Arc<Fabric>>,
     pace: Mutex<Pace>,
@@ -37,6 +39,21 @@ impl GuestClock {
     /// The virtual time at this time of the host.
     pub fn at(&self, now: Duration) -> VirtualTime {
         self.hands().at(now)
+    }
+
+    /// Virtual time zero was at this time of the host's wall clock: for the guests it is the time of day ever after. Only the first one is taken.
+    pub fn begin(&self, wall_ns: u64) {
+        let _ = self.began_ns.set(wall_ns);
+    }
+
+    /// What the host's wall clock showed at virtual time zero.
+    pub fn began_ns(&self) -> Option<u64> {
+        self.began_ns.get().copied()
+    }
+
+    /// The time of day in the experiment, now: nanoseconds since 1970. However the host's wall clock is set meanwhile, it goes on evenly.
+    pub fn wall_ns(&self) -> Option<u64> {
+        self.began_ns().map(|began| began.saturating_add(self.at(monotonic()).ns))
     }
 
     /// Whether the guests run.
@@ -118,5 +135,17 @@ mod tests {
         assert_eq!(clock.at(second(200)), time(9));
         clock.go_on(Some(time(8)), second(300));
         assert_eq!(clock.at(second(301)), time(9));
+    }
+
+    #[test]
+    fn the_time_of_day_stands_with_it() {
+        let clock = GuestClock::default();
+        clock.stop_at(VirtualTime::from_ns(5));
+        assert_eq!((clock.began_ns(), clock.wall_ns()), (None, None));
+        clock.begin(1_000);
+        clock.begin(2_000);
+        assert_eq!((clock.began_ns(), clock.wall_ns()), (Some(1_000), Some(1_005)));
+        clock.stop_at(VirtualTime::from_ns(3));
+        assert_eq!(clock.wall_ns(), Some(1_003), "as after a journey back");
     }
 }

@@ -98,12 +98,9 @@ impl Host {
 
     /// Pages of a machine that were touched first when this checkpoint was restored before, or else when another one was.
     pub(crate) fn working_set(&self, id: &CheckpointId, machine: &str) -> Vec<PageNumber> {
-        match self.store.hint(id, &hint(machine)) {
-            Ok(Some(bytes)) => bytes
-                .chunks_exact(size_of::<PageNumber>())
-                .map(|page| PageNumber::from_le_bytes(page.try_into().expect("four bytes")))
-                .collect(),
-            _ => self.working_sets.lock().expect("nobody panics with the lock").get(machine).cloned().unwrap_or_default(),
+        match remembered_working_set(&self.store, id, machine) {
+            Some(pages) => pages,
+            None => self.working_sets.lock().expect("nobody panics with the lock").get(machine).cloned().unwrap_or_default(),
         }
     }
 
@@ -115,6 +112,11 @@ impl Host {
         if let Err(error) = self.store.set_hint(id, &hint(machine), &bytes) {
             tracing::info!("the working set of {machine} at {} is not kept: {error}", id.short());
         }
+        self.working_sets.lock().expect("nobody panics with the lock").insert(machine.to_owned(), pages);
+    }
+
+    /// Takes these pages of a machine for those that will be touched first, when nobody remembers better.
+    pub fn expect_working_set(&self, machine: &str, pages: Vec<PageNumber>) {
         self.working_sets.lock().expect("nobody panics with the lock").insert(machine.to_owned(), pages);
     }
 
@@ -210,6 +212,13 @@ fn other_image(path: &Path, error: Error) -> Error {
         )),
         error => error,
     }
+}
+
+/// Pages of a machine that were touched first when this checkpoint was restored before, if that is remembered.
+pub fn remembered_working_set(store: &Store, id: &CheckpointId, machine: &str) -> Option<Vec<PageNumber>> {
+    let bytes = store.hint(id, &hint(machine)).ok()??;
+    let page = |bytes: &[u8]| PageNumber::from_le_bytes(bytes.try_into().expect("four bytes"));
+    Some(bytes.chunks_exact(size_of::<PageNumber>()).map(page).collect())
 }
 
 fn hint(machine: &str) -> String {

@@ -9,7 +9,8 @@
 //! - [`machine_body`]: one QEMU process with the servers of its disks
 //! - `network`: what the network and the machines have to know of each other
 //! - `together`, `several`: the same for several machines, side by side
-//! - [`forwards`]: ports of machines that are reached from this host
+//! - [`forwards`]: ports of machines that are reached from this host; `services`: what answers guests there
+//! - `real_time`: guests that are told the real time when they go on
 //! - `guest_clock`: what virtual time it is while the guests run; `pace`: how the network's time and the machines' stay one
 //! - `events`: what happens by itself at given times
 //! - `blocks`: what the disks know of a machine's memory
@@ -38,7 +39,9 @@ pub mod machine_body;
 mod network;
 mod pace;
 mod plan;
+mod real_time;
 pub mod run;
+mod services;
 mod several;
 pub mod spec;
 pub mod stills;
@@ -54,10 +57,10 @@ pub use fermata_disk::files::{FileChange, FileDiffers, FileKind, FilesDiffer};
 pub use fermata_net as net;
 pub use fermata_vm::{Accel, CoreTold, Execution, GLANCE, Machine, Paging, Status, TrackerStanding};
 pub use forwards::Forward;
-pub use host::Host;
+pub use host::{Host, remembered_working_set};
 pub use images::{find_image, images_of, open_own_images};
 pub use machine_body::MachineBody;
 pub use network::network_at;
-pub use run::{Arrival, Asked, Journey, Run, Standing, When, fits, spare, spare_like, travel};
+pub use run::{Arrival, Asked, Journey, Run, Standing, When, fits, spare, spare_like, travel, travel_perturbed};
 pub use spec::Spec;
 pub use stills::{ImageFormat, Stills};

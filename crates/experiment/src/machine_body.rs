@@ -5,11 +5,12 @@ use crate::{
     blocks::Blocks,
     coordinate::Parts,
     plan::{MachinePlan, details, part},
+    spec::Clock,
 };
 use fermata_disk::{Disk, DiskOptions, DiskPart, Golden, PageMap, Server, ServerOptions};
 use fermata_linux::clock;
 use fermata_store::{Record, Writer};
-use fermata_types::{CheckpointId, ImageId, MachineId, PageNumber, PageSet, Root};
+use fermata_types::{CheckpointId, ImageId, MachineId, PageNumber, PageSet, Perturbation, Root};
 use fermata_vhost::{DirtyPages, MemoryWatch, Region};
 use fermata_vm::{
     DEVICES, FIRMWARE, FreePages, KnownPages, Machine, MachineConfig, MachineDetails, MachinePart, OtherWriters, Place, RAM, Restore,
@@ -85,6 +86,8 @@ pub(crate) struct Return<'a> {
     pub record: &'a Record,
     pub eager: bool,
     pub fresh_randomness: bool,
+    /// What the links are to do otherwise.
+    pub perturbation: Option<Perturbation>,
 }
 
 impl MachineBody {
@@ -132,6 +135,11 @@ impl MachineBody {
         &self.plan.machine.name
     }
 
+    /// What its clock is to show.
+    pub(crate) fn clock(&self) -> Clock {
+        self.plan.outside.clock
+    }
+
     /// The machine.
     pub fn machine(&self) -> &Arc<Machine> {
         &self.machine
@@ -156,7 +164,7 @@ impl MachineBody {
     /// How to build another one that can take up its checkpoints.
     pub(crate) fn blueprint(&self) -> Result<MachinePlan> {
         let machine = MachineConfig { machine_type: self.machine.machine_type()?, ..self.plan.machine.clone() };
-        Ok(MachinePlan { machine, disks: self.plan.disks.clone() })
+        Ok(MachinePlan { machine, ..self.plan.clone() })
     }
 
     /// Golden images that the disks stand on.

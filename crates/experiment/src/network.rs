@@ -101,7 +101,10 @@ impl Network {
     /// Puts the network of a checkpoint in the place of this one, which is frozen.
     pub fn restore(&self, state: &Return<'_>) -> Result<()> {
         let id = state.id.short();
-        let snapshot = snapshot(state.host.store(), state.record, &id)?;
+        let mut snapshot = snapshot(state.host.store(), state.record, &id)?;
+        if let Some(perturbation) = state.perturbation {
+            snapshot.world.perturb(perturbation);
+        }
         if snapshot.world.topology().interfaces != self.topology.interfaces {
             return Err(Error::BadRecord { id, what: "its network has other interfaces than its machines".into() });
         }

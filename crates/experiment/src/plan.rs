@@ -3,7 +3,8 @@
 use crate::{
     Error, Result,
     network::nets,
-    spec::{self, Event, Spec},
+    services::Names,
+    spec::{self, Clock, Event, Service, Spec},
     topology::{mac, topology},
 };
 use fermata_disk::{DiskDetails, Format};
@@ -50,6 +51,18 @@ fn at_interface(mac: &str, command: &str) -> String {
 pub(crate) struct MachinePlan {
     pub machine: MachineConfig,
     pub disks: Vec<DiskPlan>,
+    pub outside: Outside,
+}
+
+/// What a machine sees of the world outside.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Outside {
+    /// Which time it wakes to.
+    pub clock: Clock,
+    /// It is told the time.
+    pub ntp: bool,
+    /// It is told names.
+    pub names: Option<Names>,
 }
 
 /// A disk.
@@ -69,7 +82,7 @@ impl Plan {
     /// The plan of a new experiment.
     pub fn new(spec: &Spec) -> Self {
         let topology = topology(spec);
-        let control = |name: &str, node: &spec::Node| (!node.ports.is_empty()).then(|| mac(&spec.name, name, CONTROL).to_string());
+        let control = |name: &str, node: &spec::Node| node.has_control().then(|| mac(&spec.name, name, CONTROL).to_string());
         let machine =
             |(name, node): (&String, &spec::Node)| MachinePlan::new(spec, (name, node), nets(&topology, name), control(name, node));
         let machines: Vec<_> = spec.nodes.iter().map(machine).collect();
@@ -134,12 +147,15 @@ impl MachinePlan {
             vmcoreinfo: true,
             // One that is to be the same to the last byte has nothing that takes bytes away.
             balloon: spec.capture.free == FreePages::Balloon && !node.deterministic,
-            clock_ahead_ms: node.clock.map_or(0, |clock| clock.0),
+            clock_ahead_ms: node.clock.unwrap_or_default().ahead_ms,
             disks: disks.len() as u32,
             nets,
             control,
+            services: !node.services.is_empty(),
         };
-        Self { machine, disks }
+        let names = node.services.contains(&Service::Dns).then(|| Names::of(spec, name));
+        let clock = node.clock.unwrap_or_default();
+        Self { machine, disks, outside: Outside { clock, ntp: node.services.contains(&Service::Ntp), names } }
     }
 }
 

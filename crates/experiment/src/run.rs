@@ -7,6 +7,7 @@ use crate::{
     forwards::{Forward, Forwards},
     machine_body::Return,
     plan::{self, Plan},
+    real_time::set_clocks,
     spec::{Action, Endpoint, Port, Spec},
     together::wait_until,
 };
@@ -14,7 +15,7 @@ use fermata_checkpoint::Saved;
 use fermata_linux::clock::{Stopwatch, monotonic, wall_ns};
 use fermata_net::{Change, Fabric};
 use fermata_store::{Cost, Hold, Progress, Record, Skew, Waiting, Writer};
-use fermata_types::{CheckpointId, ClassTimes, MachineId, VirtualTime};
+use fermata_types::{CheckpointId, ClassTimes, MachineId, Perturbation, VirtualTime};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
@@ -130,6 +131,7 @@ impl Run {
         forwards.check()?;
         let (body, parts) = Body::boot(&host, &Plan::new(spec), progress)?;
         forwards.open(&body)?;
+        body.clock.begin(wall_ns());
         body.resume()?;
         let standing = Standing { branch: name.to_owned(), head: None, machines: body.identities() };
         let run = Self::new(host, spec, name, State::new(body, parts, standing), forwards)?;
@@ -153,6 +155,7 @@ impl Run {
         forwards.follow(&body);
         let run = Self::new(host, spec, name, State::new(body, parts, standing), forwards)?;
         run.catch_up();
+        run.wake();
         Ok(run)
     }
 
@@ -301,6 +304,13 @@ impl Run {
     }
 
     fn take(&self, asked: Asked, wanted: &dyn Fn() -> bool, seen: &mut dyn FnMut(Moment, &Body)) -> Result<(CheckpointId, Record)> {
+        // A checkpoint is permanent only when all that it names is here: until then there can be none upon one that is still on a remote.
+        if !self.host.store().await_away(wanted) {
+            return Err(Error::Refused(format!(
+                "run {}: whoever asked for a checkpoint has left, or the run has ended; none was taken",
+                self.name
+            )));
+        }
         let at = asked.when.map(|when| self.instant(when)).transpose()?;
         let (mut past, at) = match at {
             Some((body, at)) => (self.await_instant(&body, at, wanted)?, Some(at)),
@@ -433,6 +443,7 @@ impl Run {
             message,
             created_ns: wall_ns(),
             time_virtual_ns: plan::time_virtual(&parts, "being made")?.ns,
+            began_ns: body.clock.began_ns(),
             spec: self.spec.clone(),
             events,
             waiting,
@@ -517,7 +528,18 @@ impl Run {
     /// Lets the machines go on.
     pub fn resume(&self) -> Result<()> {
         let (parts, body) = self.here();
-        between_checkpoints(&parts, "resume", || body.resume())
+        between_checkpoints(&parts, "resume", || body.resume())?;
+        self.wake();
+        Ok(())
+    }
+
+    /// Sets the clocks of guests that are to have the real time (`clock: real`), unless they stand still. To be called whenever a run goes on after it stood still for longer
+    /// than a checkpoint takes: nobody waits until it is done.
+    pub fn wake(&self) {
+        let body = self.body();
+        if body.clock.runs() {
+            set_clocks(&self.name, &body);
+        }
     }
 
     fn here(&self) -> (Arc<Mutex<Parts<Writer>>>, Arc<Body>) {
@@ -538,6 +560,7 @@ impl Run {
         drop(state);
         self.lock_forwards().follow(&self.body());
         self.catch_up();
+        self.wake();
         left
     }
 
@@ -573,8 +596,24 @@ pub fn fits(body: &Body, id: &CheckpointId, record: &Record) -> bool {
 
 /// Puts a checkpoint into a spare body and lets it run. The run that it begins or joins will grow `branch`.
 pub fn travel(host: &Arc<Host>, spare: Body, id: &CheckpointId, record: &Record, branch: &str, how: Journey) -> Result<Arrival> {
+    travel_perturbed(host, spare, id, record, branch, how, None)
+}
+
+/// The same with links that do otherwise, if a perturbation says so; else all is as it was.
+pub fn travel_perturbed(
+    host: &Arc<Host>,
+    spare: Body,
+    id: &CheckpointId,
+    record: &Record,
+    branch: &str,
+    how: Journey,
+    perturbation: Option<Perturbation>,
+) -> Result<Arrival> {
+    if perturbation.is_some_and(|perturbation| !perturbation.is_valid()) {
+        return Err(Error::Refused("a perturbation varies timing, order or luck, by 10 s at most".into()));
+    }
     spare.keep(host.store().hold(id)?);
-    let state = Return { host, id, record, eager: how.eager, fresh_randomness: how.fresh_randomness };
+    let state = Return { host, id, record, eager: how.eager, fresh_randomness: how.fresh_randomness, perturbation };
     let (parts, details) = spare.restore(&state)?;
     if !how.paused {
         spare.depart(&details)?;

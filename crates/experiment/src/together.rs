@@ -40,9 +40,12 @@ pub(crate) struct Start {
 
 /// The host's monotonic time of something that happened after `begun`, by a clock of the host that may be set: QEMU's timestamps are of that.
 pub(crate) fn host_time(wall: Duration, begun: Duration) -> Duration {
-    let now = monotonic();
-    let ago = Duration::from_nanos(wall_ns()).saturating_sub(wall);
-    now.saturating_sub(ago).max(begun)
+    moment(wall, begun, monotonic(), Duration::from_nanos(wall_ns()))
+}
+
+/// The same at the time `now`, when the wall clock shows `wall_now`. Whoever sets that clock meanwhile makes it wrong by no more than has passed since `begun`.
+fn moment(wall: Duration, begun: Duration, now: Duration, wall_now: Duration) -> Duration {
+    now.saturating_sub(wall_now.saturating_sub(wall)).max(begun).min(now.max(begun))
 }
 
 /// Lets machines go on. All are tried; the first that cannot is told. Returns those that did, too.
@@ -86,6 +89,7 @@ pub(crate) fn stop_together<'a>(machines: impl Iterator<Item = &'a Arc<Machine>>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn whoever_is_ahead_waits_for_the_others() {
@@ -95,6 +99,23 @@ mod tests {
         assert_eq!(delays(&[at(0), at(9_000_000)]), [us(0), AHEAD_MAX]);
         assert_eq!(delays(&[None]), [us(0)]);
         assert_eq!(delays(&[]), []);
+    }
+
+    proptest! {
+        /// The host's wall clock is set by anything, forth or back, between what QEMU told and our look at it.
+        #[test]
+        fn a_wall_clock_that_jumps_moves_no_moment_out_of_its_pause(
+            begun in 0..1_000_000_000_000_u64,
+            (behind, left) in (0..50_000_000_u64, 0..50_000_000_u64),
+            wall in 1_000_000_000_000_000_000..2_000_000_000_000_000_000_u64,
+            jump in any::<i64>(),
+        ) {
+            let ns = Duration::from_nanos;
+            let (happened, now) = (begun + behind, begun + behind + left);
+            let at = |jump: i64| moment(ns(wall), ns(begun), ns(now), ns((wall + left).saturating_add_signed(jump)));
+            prop_assert_eq!(at(0), ns(happened));
+            prop_assert!((ns(begun)..=ns(now)).contains(&at(jump)), "{:?}", at(jump));
+        }
     }
 
     #[test]

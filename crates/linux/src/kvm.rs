@@ -5,9 +5,9 @@
 
 use crate::Mapping;
 use kvm_bindings::{
-    KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_PAGE_OFFSET,
-    KVM_EXIT_DIRTY_RING_FULL, KVM_MEM_LOG_DIRTY_PAGES, kvm_clear_dirty_log, kvm_dirty_gfn, kvm_enable_cap, kvm_regs, kvm_segment,
-    kvm_userspace_memory_region,
+    KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_CAP_READONLY_MEM,
+    KVM_DIRTY_LOG_PAGE_OFFSET, KVM_EXIT_DIRTY_RING_FULL, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, kvm_clear_dirty_log, kvm_dirty_gfn,
+    kvm_enable_cap, kvm_regs, kvm_segment, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use rustix::{
@@ -55,6 +55,8 @@ pub enum Noting {
     Log,
     /// A ring of page numbers for each processor, in memory that is shared with the kernel.
     Ring,
+    /// Every store: the memory is read-only to the processors, KVM decodes what they want to write, and we write it before they go on.
+    Stores,
 }
 
 /// The guest. Its memory is a file of ours from address 0 on.
@@ -69,8 +71,12 @@ pub struct FlatGuest {
 
 #[derive(Debug)]
 enum Notes {
-    Log { separate_clear: bool },
+    Log {
+        separate_clear: bool,
+    },
     Ring(Mutex<Rings>),
+    /// Byte offsets.
+    Stores(Mutex<Vec<Range<u64>>>),
 }
 
 #[derive(Debug, Default)]
@@ -108,9 +114,10 @@ impl FlatGuest {
             memory_size: mapping.range().end - mapping.range().start,
             userspace_addr: mapping.range().start,
         };
+        let watched = if matches!(notes, Notes::Stores(_)) { KVM_MEM_READONLY } else { KVM_MEM_LOG_DIRTY_PAGES };
         // SAFETY: both mappings are dropped after the machine, by the order of the fields, and are never borrowed as plain memory.
         unsafe {
-            vm.set_user_memory_region(region(MEMORY_SLOT, KVM_MEM_LOG_DIRTY_PAGES, 0, &memory))?;
+            vm.set_user_memory_region(region(MEMORY_SLOT, watched, 0, &memory))?;
             vm.set_user_memory_region(region(PROGRAM_SLOT, 0, bytes, &program))?;
         }
         let vcpus = (0..processors).map(|number| vm.create_vcpu(number)).collect::<Result<Vec<_>, _>>()?;
@@ -129,7 +136,7 @@ impl FlatGuest {
     }
 
     /// Calls `each` with stretches of the memory, as byte offsets, that processors have written since the last call; from now on they are noted again.
-    /// What a processor that is running has written last may be left for the next call.
+    /// What a processor that is running has written last may be left for the next call. Where stores are noted, the stretches are theirs; else they are pages.
     pub fn take_written(&self, mut each: impl FnMut(Range<u64>)) -> io::Result<()> {
         match &self.notes {
             Notes::Log { separate_clear } => {
@@ -147,6 +154,10 @@ impl FlatGuest {
                 rings.harvest(&self.vm)?;
                 rings.found.drain(..).for_each(|page| each(page * PAGE..(page + 1) * PAGE));
             }
+            Notes::Stores(stores) => {
+                let stores = std::mem::take(&mut *stores.lock().expect("nobody panics with the lock"));
+                stores.into_iter().for_each(each);
+            }
         }
         Ok(())
     }
@@ -154,9 +165,20 @@ impl FlatGuest {
     /// So that they never run full.
     fn empty_rings(&self) -> io::Result<()> {
         match &self.notes {
-            Notes::Log { .. } => Ok(()),
+            Notes::Log { .. } | Notes::Stores(_) => Ok(()),
             Notes::Ring(rings) => rings.lock().expect("nobody panics with the lock").harvest(&self.vm),
         }
+    }
+
+    /// Does what a processor wanted to write to read-only memory.
+    fn store(&self, offset: u64, content: &[u8]) -> io::Result<()> {
+        let Notes::Stores(stores) = &self.notes else {
+            return Err(io::Error::other(format!("a processor writes to {offset:#x}, where it has no memory")));
+        };
+        self.memory.store(offset, content);
+        // Afterwards: who takes in between has the old content, and must hear of it again.
+        stores.lock().expect("nobody panics with the lock").push(offset..offset + content.len() as u64);
+        Ok(())
     }
 
     /// Forgets these bits of the log, and protects their pages: from here on, and not from the reading on, writes are noted anew.
@@ -193,6 +215,8 @@ fn notes(vm: &VmFd, noting: Noting) -> io::Result<Notes> {
             enable(capability, (RING_ENTRIES * size_of::<kvm_dirty_gfn>()) as u64)?;
             Notes::Ring(Mutex::default())
         }
+        Noting::Stores if has(KVM_CAP_READONLY_MEM) > 0 => Notes::Stores(Mutex::default()),
+        Noting::Stores => return Err(io::Error::new(io::ErrorKind::Unsupported, "this KVM has no read-only memory")),
     })
 }
 
@@ -284,6 +308,7 @@ impl Processor {
         loop {
             match self.vcpu.run()? {
                 VcpuExit::Hlt => return Ok(()),
+                VcpuExit::MmioWrite(offset, content) => self.guest.store(offset, content)?,
                 VcpuExit::Unsupported(reason) if reason == KVM_EXIT_DIRTY_RING_FULL => {
                     self.guest.empty_rings()?;
                 }

@@ -4,7 +4,10 @@
 //! - [`pagemap`]: `PAGEMAP_SCAN`: which pages of a process were written
 //! - [`maps`]: where a file is mapped in another process
 //! - [`memory_file`]: guest RAM as a file on tmpfs
+//! - [`area_memory`]: memory of a program at an address of its own
+//! - [`traps`]: writes to such memory as signals (SIGSEGV); `emulate`: doing such a write elsewhere, by decoding it
 //! - [`mapping`]: such a file mapped here, for trials and tests
+//! - [`own_memory`]: memory of this process that others watch
 //! - `kvm` (feature `kvm`): a tiny guest under KVM, and KVM's notes of what it writes, for tests and benches
 //! - [`launch`]: child processes that die with us, and descriptors they hand over
 //! - [`probe`]: what this kernel lets us do
@@ -18,7 +21,10 @@
 
 #![allow(unsafe_code)]
 
+pub mod area_memory;
 pub mod clock;
+#[cfg(target_arch = "x86_64")]
+mod emulate;
 #[cfg(all(feature = "kvm", target_arch = "x86_64"))]
 pub mod kvm;
 pub mod launch;
@@ -27,20 +33,27 @@ pub mod mapping;
 pub mod maps;
 pub mod memory_file;
 pub mod mounts;
+pub mod own_memory;
 pub mod pagemap;
 pub mod priority;
 pub mod probe;
 pub mod random;
 pub mod signals;
 pub mod timer;
+#[cfg(target_arch = "x86_64")]
+pub mod traps;
 pub mod userfault;
 pub mod writeback;
 
+pub use area_memory::{AreaMemory, Place};
 pub use launch::{Child, launch};
 pub use mapping::{Discard, Mapping};
 pub use memory_file::MemoryFile;
+pub use own_memory::OwnMemory;
 pub use pagemap::Pagemap;
 pub use timer::Timer;
+#[cfg(target_arch = "x86_64")]
+pub use traps::{Trap, Trapping, WordMask};
 pub use userfault::{Fault, FaultKind, Installed, Userfault, Writes};
 
 /// The effective user id.

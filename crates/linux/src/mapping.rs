@@ -7,7 +7,7 @@ use std::{
     io,
     ops::Range,
     os::fd::{AsFd, AsRawFd},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering},
 };
 
 /// All of a file, mapped shared.
@@ -42,6 +42,23 @@ impl Mapping {
     /// Stores 8 bytes at an offset that is a multiple of 8.
     pub fn write(&self, offset: u64, value: u64) {
         self.word(offset).store(value, Ordering::Relaxed);
+    }
+
+    /// Stores bytes as a processor does: 1, 2, 4 or 8 that are aligned in one step, others one by one.
+    pub fn store(&self, offset: u64, content: &[u8]) {
+        self.check(&(offset..offset + content.len() as u64));
+        let at = (self.start + offset) as *mut u8;
+        // SAFETY: within the mapping, as checked, and only touched as atomics or by the kernel.
+        unsafe {
+            match *content {
+                [a, b] if offset.is_multiple_of(2) => AtomicU16::from_ptr(at.cast()).store(u16::from_le_bytes([a, b]), Ordering::Relaxed),
+                [a, b, c, d] if offset.is_multiple_of(4) => {
+                    AtomicU32::from_ptr(at.cast()).store(u32::from_le_bytes([a, b, c, d]), Ordering::Relaxed);
+                }
+                [a, b, c, d, e, f, g, h] if offset.is_multiple_of(8) => self.write(offset, u64::from_le_bytes([a, b, c, d, e, f, g, h])),
+                _ => (0..).zip(content).for_each(|(nth, byte)| AtomicU8::from_ptr(at.add(nth)).store(*byte, Ordering::Relaxed)),
+            }
+        }
     }
 
     /// Loads 8 bytes from an offset that is a multiple of 8.

@@ -3,7 +3,7 @@
 //! We read it with `pread`, not through a mapping: reading a hole through a mapping would fill it, and a page that is being restored must not be
 //! filled by an onlooker.
 
-use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fstatfs, fstatvfs, seek};
+use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom, fallocate, fstatfs, fstatvfs, memfd_create, seek};
 use std::{
     fs::{File, OpenOptions},
     io,
@@ -38,7 +38,14 @@ impl MemoryFile {
         Ok(made)
     }
 
-    /// Where the file is.
+    /// Makes a file without a name, all holes, in the kernel's own tmpfs; `label` is shown in `/proc/PID/maps`. It goes when nobody has it open or mapped.
+    pub fn unnamed(label: &str, bytes: u64) -> io::Result<Self> {
+        let file = File::from(memfd_create(label, MemfdFlags::CLOEXEC)?);
+        file.set_len(bytes)?;
+        Ok(Self { file, path: PathBuf::new(), bytes })
+    }
+
+    /// Where the file is; empty if it has no name.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -94,7 +101,9 @@ impl AsFd for MemoryFile {
 
 impl Drop for MemoryFile {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        if !self.path.as_os_str().is_empty() {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 

@@ -33,6 +33,7 @@ const PAGEMAP_SCAN: u64 = (3 << 30) | ((size_of::<ScanArg>() as u64) << 16) | ((
 const WP_MATCHING: u64 = 1;
 const CHECK_WPASYNC: u64 = 2;
 const WRITTEN: u64 = 2;
+const SOFT_DIRTY: u64 = 1 << 7;
 
 /// Regions asked for in one call; more are found by calling again.
 const BATCH: usize = 16 * 1024;
@@ -61,17 +62,26 @@ impl Pagemap {
     /// The range must be registered for asynchronous write-protection with [`crate::Userfault::register`]. The kernel does this atomically for each
     /// page, not for the range: for one instant of all of it, stop the writers.
     pub fn take_written(&mut self, range: Range<u64>, mut each: impl FnMut(Range<u64>)) -> io::Result<()> {
+        self.walk(range, WP_MATCHING | CHECK_WPASYNC, WRITTEN, &mut each)
+    }
+
+    /// Calls `each` with every stretch of addresses whose soft-dirty bits are set.
+    pub fn soft_dirty(&mut self, range: Range<u64>, mut each: impl FnMut(Range<u64>)) -> io::Result<()> {
+        self.walk(range, 0, SOFT_DIRTY, &mut each)
+    }
+
+    fn walk(&mut self, range: Range<u64>, flags: u64, category: u64, each: &mut dyn FnMut(Range<u64>)) -> io::Result<()> {
         let mut at = range.start;
         while at < range.end {
             let mut arg = ScanArg {
                 size: size_of::<ScanArg>() as u64,
-                flags: WP_MATCHING | CHECK_WPASYNC,
+                flags,
                 start: at,
                 end: range.end,
                 vec: self.found.as_mut_ptr() as u64,
                 vec_len: self.found.len() as u64,
-                category_mask: WRITTEN,
-                return_mask: WRITTEN,
+                category_mask: category,
+                return_mask: category,
                 ..ScanArg::default()
             };
             // SAFETY: `arg` and the buffer that it points to live through the call, and the kernel writes at most `vec_len` regions.
@@ -87,4 +97,9 @@ impl Pagemap {
         }
         Ok(())
     }
+}
+
+/// Clears the soft-dirty bits of all of this process.
+pub fn clear_soft_dirty() -> io::Result<()> {
+    std::fs::write("/proc/self/clear_refs", "4")
 }

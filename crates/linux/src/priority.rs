@@ -1,6 +1,6 @@
 //! Who goes first when there are more threads than processors.
 
-use std::fs;
+use std::{fs, time::Duration};
 
 /// How much later the others are let go first: a tenth of the share of an ordinary thread (`sched(7)`, nice values).
 const BEHIND: i32 = 10;
@@ -11,6 +11,20 @@ const BEHIND: i32 = 10;
 pub fn go_last() {
     // Raising it is always allowed. If it fails all the same, the work is done no less well.
     let _ = rustix::process::setpriority_process(None, BEHIND);
+}
+
+/// Time in which whoever was let go gets a processor, and a lock that somebody else is about to give up: some tens of microseconds.
+const ASIDE: Duration = Duration::from_micros(200);
+
+/// Whoever waits for the calling thread's processor goes first. For one that was woken by somebody who is not done yet: it pushed them aside, and it may be a lock of
+/// theirs that others wait for.
+pub fn after_you() {
+    rustix::thread::sched_yield();
+}
+
+/// Leaves the processor to others before a long piece of work: the kernel spreads threads over processors as they are woken, and else not before its next tick.
+pub fn step_aside() {
+    std::thread::sleep(ASIDE);
 }
 
 /// The calling thread, for the kernel.

@@ -1,6 +1,6 @@
 //! What this host's kernel lets us do, found out by really doing it on a little memory of our own.
 
-use crate::{FaultKind, Mapping, Pagemap, Userfault, Writes};
+use crate::{FaultKind, Mapping, Pagemap, Userfault, Writes, pagemap};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::{
     fs::OpenOptions,
@@ -91,6 +91,25 @@ pub fn write_faults() -> Result<Reach, Refusal> {
         drop(userfault);
         opened.and(answer).map_err(refused("waiting for a write"))
     })
+}
+
+/// Tries the soft-dirty bits: clears them, writes to two pages of ours, and asks which were written.
+pub fn soft_dirty() -> Result<(), Refusal> {
+    let refused = |step| move |source| Refusal { step, source };
+    let memory = trial().map_err(refused("mapping memory for a trial"))?;
+    let range = memory.range();
+    (0..PAGES as u64).for_each(|page| memory.write(page * PAGE as u64, 1));
+    pagemap::clear_soft_dirty().map_err(refused("clearing soft-dirty bits"))?;
+    memory.write(3 * PAGE as u64, 2);
+    memory.write(7 * PAGE as u64, 2);
+    let mut written = Vec::new();
+    Pagemap::open(std::process::id())
+        .and_then(|mut pagemap| pagemap.soft_dirty(range.clone(), |found| written.extend(found.step_by(PAGE))))
+        .map_err(refused("PAGEMAP_SCAN for soft-dirty bits"))?;
+    if written != [3, 7].map(|page| range.start + page * PAGE as u64) {
+        return Err(refused("soft-dirty bits")(io::Error::other("this kernel has none (CONFIG_MEM_SOFT_DIRTY)")));
+    }
+    Ok(())
 }
 
 /// Whether KVM can run a guest here.

@@ -3,6 +3,7 @@
 use crate::{
     codel::Codel,
     counters::Counters,
+    perturb::Later,
     queue::{Queue, Waiting},
     random::Random,
     topology::{Chance, Discipline, Shape},
@@ -76,6 +77,8 @@ pub(crate) struct Direction {
     pub shape: Shape,
     pub up: bool,
     pub random: Random,
+    /// In a replay that is to be another: by how much frames are late.
+    pub later: Option<Later>,
     pub codel: Codel,
     pub counters: Counters,
     /// When the transmitter is free: at `free_at`, and `fraction` times 1/rate ns later.
@@ -100,6 +103,7 @@ impl Direction {
             shape,
             up: true,
             random,
+            later: None,
             codel: Codel::default(),
             counters: Counters::default(),
             free_at: 0,
@@ -199,13 +203,19 @@ impl Direction {
     fn transmit(&mut self, now: u64, memory: &mut Memory) {
         let Some(frame) = self.dequeue(now, memory) else { return };
         let departs = self.occupy(now, frame.len());
+        let (later, own) = self.later.as_mut().map_or((0, false), |later| (later.draw(), later.order));
         let due = if self.random.happens(self.shape.reorder) {
-            departs
+            departs.saturating_add(later)
         } else {
             let spread = self.random.up_to(2 * self.shape.jitter_ns);
             let due = departs.saturating_add(self.shape.delay_ns - self.shape.jitter_ns).saturating_add(spread);
-            self.last_due = self.last_due.max(due);
-            self.last_due
+            if own {
+                self.last_due = self.last_due.max(due);
+                self.last_due.saturating_add(later)
+            } else {
+                self.last_due = self.last_due.max(due.saturating_add(later));
+                self.last_due
+            }
         };
         let place = self.flying.partition_point(|flying| flying.due <= due);
         self.counters.reordered += u64::from(place < self.flying.len());

@@ -3,7 +3,7 @@
 //! - [`topology`]: which interfaces there are, and what connects them
 //! - `world`: [`World`], the network as a value in virtual time
 //! - `direction`: one direction of a cable; `queue`: the frames that wait for its transmitter; `codel`: its active queue discipline; `switch`: a switch's table
-//! - `change`: changes of a live link; `counters`: what was counted; `random`: seeded randomness
+//! - `change`: changes of a live link; `counters`: what was counted; `random`: seeded randomness; `perturb`: what is different in a replay
 //! - `state`: a network as bytes and back
 //! - [`clock`]: virtual time, made of the host's
 //! - [`fabric`]: the network at work: a server for each interface, and a thread that hands frames over when they are due
@@ -30,6 +30,7 @@ pub mod fabric;
 pub mod fuzzing;
 pub mod part;
 pub mod pcapng;
+mod perturb;
 mod queue;
 mod random;
 mod state;

@@ -5,7 +5,7 @@ use crate::{
     fabric::{LOST, Snapshot},
 };
 use fermata_checkpoint::{Captured, Failure, Outcome, Part, Saved};
-use fermata_types::{BlobName, PageCounts, PartKind, PartState, VirtualTime};
+use fermata_types::{BlobName, PageCounts, PartKind, PartState, Perturbation, VirtualTime};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -22,6 +22,9 @@ pub struct NetworkDetails {
     /// By interface: where its receive ring was stopped last. Not in older checkpoints.
     #[serde(default)]
     pub positions: Vec<Option<u16>>,
+    /// What made it do otherwise than it would have, if anything did. The blob says so as well, for whoever goes on from there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perturbation: Option<Perturbation>,
 }
 
 impl Snapshot {
@@ -32,7 +35,7 @@ impl Snapshot {
     pub fn from_state(state: &PartState, bytes: &[u8]) -> Result<Self, Unreadable> {
         let details: NetworkDetails = serde_json::from_value(state.details.clone()).map_err(Unreadable::new)?;
         let world = World::from_bytes(bytes)?;
-        let NetworkDetails { time_virtual, listening, mut positions } = details;
+        let NetworkDetails { time_virtual, listening, mut positions, .. } = details;
         let count = world.topology().interfaces.len();
         if positions.is_empty() {
             positions = vec![None; count];
@@ -89,7 +92,7 @@ impl<S> Captured<S> for CapturedNetwork<S> {
             kind: PartKind::Network,
             tables: BTreeMap::new(),
             blobs: BTreeMap::from([(WORLD.to_owned(), blob)]),
-            details: serde_json::to_value(NetworkDetails { time_virtual: at, listening, positions })?,
+            details: serde_json::to_value(NetworkDetails { time_virtual: at, listening, positions, perturbation: world.perturbation() })?,
         };
         Ok(Saved { state, pages: PageCounts::default(), composition: None })
     }

@@ -4,21 +4,30 @@ use crate::{
     codel::Codel,
     counters::{Counters, Dropped, Traffic},
     direction::{Direction, Flying, Frame, LANDED_MAX},
+    perturb::Later,
     queue::Waiting,
     random::Random,
     switch::{Station, Switch},
     topology::{Lan, Mac, Topology},
     world::World,
 };
+use fermata_types::Perturbation;
 
 const MAGIC: &[u8; 8] = b"FERMANET";
-const VERSION: u32 = 3;
-/// Without the count of frames that were lost at the receiver's door: they counted as arrived.
+const VERSION: u32 = 4;
+/// Without what is different in a replay: nothing was.
+const VERSION_WITHOUT_PERTURBATION: u32 = 3;
+/// Without the count of frames that were lost at the receiver's door, besides: they counted as arrived.
 const VERSION_WITHOUT_DOORS: u32 = 2;
 /// Without the ports at which waiting frames came in, besides. They count as of one.
 const VERSION_WITHOUT_PORTS: u32 = 1;
 /// Bytes of the topology in JSON: some hundred an interface.
 const TOPOLOGY_MAX: usize = 8 << 20;
+/// In a network that is perturbed, and in what.
+const PERTURBED: u8 = 1;
+const TIMING: u8 = 2;
+const ORDER: u8 = 4;
+const LUCK: u8 = 8;
 /// Counts above this are not from counting.
 const COUNT_MAX: u64 = u64::MAX >> 8;
 
@@ -44,6 +53,7 @@ impl World {
         bytes.extend((topology.len() as u32).to_le_bytes());
         bytes.extend(topology);
         numbers(&mut bytes, &[self.seed, self.now]);
+        write_perturbation(&mut bytes, self.perturbation);
         self.directions.iter().for_each(|direction| write_direction(&mut bytes, direction));
         self.switches.iter().for_each(|switch| write_switch(&mut bytes, switch));
         bytes
@@ -70,10 +80,17 @@ impl World {
         let seed = reader.u64()?;
         let mut world = World::new(&topology, seed).map_err(|error| Unreadable(error.to_string()))?;
         world.now = reader.u64()?;
+        world.perturbation = if version > VERSION_WITHOUT_PERTURBATION { read_perturbation(&mut reader)? } else { None };
+        let perturbation = world.perturbation.filter(Perturbation::delays);
         let ports = ports(&topology);
         for (index, (direction, ports)) in world.directions.iter_mut().zip(ports).enumerate() {
             read_direction(&mut reader, direction, version, ports)?;
             direction.random = Random::new(seed, index as u64, reader.u64()?);
+            let drawn = if version > VERSION_WITHOUT_PERTURBATION { reader.u64()? } else { 0 };
+            direction.later = perturbation.map(|perturbation| Later::new(&perturbation, index, drawn));
+            if drawn > 0 && direction.later.is_none() {
+                return unreadable("late frames in a network that has none");
+            }
         }
         for (switch, lan) in world.switches.iter_mut().zip(&topology.lans) {
             read_switch(&mut reader, switch, lan.ports.len() as u32)?;
@@ -100,7 +117,26 @@ fn write_direction(bytes: &mut Vec<u8>, direction: &Direction) {
     waiting.iter().for_each(|waiting| bytes.extend(waiting.from.to_le_bytes()));
     write_frames(bytes, direction.flying.iter().map(|flying| (flying.due, &flying.frame)));
     write_frames(bytes, direction.landed.iter().map(|frame| (0, frame)));
-    numbers(bytes, &[direction.random.position()]);
+    numbers(bytes, &[direction.random.position(), direction.later.as_ref().map_or(0, Later::position)]);
+}
+
+fn write_perturbation(bytes: &mut Vec<u8>, perturbation: Option<Perturbation>) {
+    let Perturbation { seed, timing, order, luck, within_ns } = perturbation.unwrap_or_default();
+    let flags = [(PERTURBED, perturbation.is_some()), (TIMING, timing), (ORDER, order), (LUCK, luck)];
+    bytes.push(flags.iter().filter(|(_, on)| *on).map(|(flag, _)| flag).sum());
+    numbers(bytes, &[seed, within_ns]);
+}
+
+fn read_perturbation(reader: &mut Reader) -> Result<Option<Perturbation>, Unreadable> {
+    let flags = reader.u8()?;
+    let [seed, within_ns] = reader.u64s()?;
+    let on = |flag| flags & flag != 0;
+    let perturbation = Perturbation { seed, timing: on(TIMING), order: on(ORDER), luck: on(LUCK), within_ns };
+    match flags {
+        0 if perturbation == Perturbation::default() => Ok(None),
+        flags if on(PERTURBED) && flags < LUCK << 1 && perturbation.is_valid() => Ok(Some(perturbation)),
+        _ => unreadable("a perturbation that cannot be"),
+    }
 }
 
 /// By direction: of how many ports frames can be in it.
@@ -271,7 +307,10 @@ mod tests {
 
     /// Bytes of a direction without frames, up to the count of those that were lost at the door and behind it.
     const BEFORE_DOOR: usize = 1 + 5 * 8 + 2 * 4 + 14 * 8;
-    const BEHIND_DOOR: usize = 3 * 4 + 8;
+    const BEHIND_DOOR: usize = 3 * 4 + 8 + 8;
+    /// Bytes of what is different in a replay: of all the network, and at the end of each direction.
+    const PERTURBATION: usize = 1 + 2 * 8;
+    const DRAWN: usize = 8;
 
     #[test]
     fn networks_of_older_versions_are_read() {
@@ -281,13 +320,17 @@ mod tests {
         let mut world = World::new(&topology, 1).unwrap();
         world.send(VirtualTime::default(), InterfaceId(0), &[0; 5]);
         let bytes = world.to_bytes();
-        let head = bytes.len() - 2 * (BEFORE_DOOR + 8 + BEHIND_DOOR);
-        for version in [VERSION_WITHOUT_PORTS, VERSION_WITHOUT_DOORS] {
+        let direction = BEFORE_DOOR + 8 + BEHIND_DOOR;
+        let head = bytes.len() - 2 * direction;
+        for version in [VERSION_WITHOUT_PORTS, VERSION_WITHOUT_DOORS, VERSION_WITHOUT_PERTURBATION] {
             let mut older = bytes.clone();
-            for direction in [1, 0] {
-                let door = head + direction * (BEFORE_DOOR + 8 + BEHIND_DOOR) + BEFORE_DOOR;
-                older.drain(door..door + 8);
+            for start in [head + direction, head] {
+                older.drain(start + direction - DRAWN..start + direction);
+                if version <= VERSION_WITHOUT_DOORS {
+                    older.drain(start + BEFORE_DOOR..start + BEFORE_DOOR + 8);
+                }
             }
+            older.drain(head - PERTURBATION..head);
             older[8..12].copy_from_slice(&version.to_le_bytes());
             let read = World::from_bytes(&older).unwrap();
             assert_eq!(read.counters(InterfaceId(0)), world.counters(InterfaceId(0)), "version {version}");

@@ -8,7 +8,7 @@ use crate::{
     switch::{Forward, Switch},
     topology::{InterfaceId, Lan, Link, Port, Shape, Topology, TopologyError},
 };
-use fermata_types::VirtualTime;
+use fermata_types::{Perturbation, VirtualTime};
 use std::collections::BTreeSet;
 
 /// All cables and switches of an experiment, with every frame in them.
@@ -25,6 +25,7 @@ pub struct World {
     /// Its shapes are those of the beginning; the present ones are in the directions.
     topology: Topology,
     pub(crate) seed: u64,
+    pub(crate) perturbation: Option<Perturbation>,
     pub(crate) now: u64,
     pub(crate) directions: Vec<Direction>,
     pub(crate) switches: Vec<Switch>,
@@ -75,6 +76,7 @@ impl World {
         let mut world = Self {
             topology: topology.clone(),
             seed,
+            perturbation: None,
             now: 0,
             directions: Vec::new(),
             switches: topology.lans.iter().map(|lan| Switch::new(lan.ports.len())).collect(),

@@ -37,6 +37,8 @@ const RETRY: Duration = Duration::from_secs(60);
 const RETRIES: usize = 8;
 /// Of a request, once it is connected.
 const STALLED: Duration = Duration::from_secs(60);
+/// The same where a guest waits for what it asks for.
+const STALLED_SOON: Duration = Duration::from_secs(5);
 /// What is sent at once where there is a limit: the least that S3 takes as a part.
 const PART: usize = 5 << 20;
 
@@ -63,10 +65,19 @@ impl Connection {
     ///
     /// Nothing is asked of it yet. A directory is made if there is none.
     pub fn open(address: &Address, bytes_per_second: Option<u64>) -> io::Result<Self> {
+        Self::with_patience(address, bytes_per_second, RETRIES, STALLED)
+    }
+
+    /// The same for somebody who waits: what fails is told soon, and tried again by whoever asked.
+    pub fn open_impatient(address: &Address) -> io::Result<Self> {
+        Self::with_patience(address, None, 0, STALLED_SOON)
+    }
+
+    fn with_patience(address: &Address, bytes_per_second: Option<u64>, retries: usize, stalled: Duration) -> io::Result<Self> {
         choose_ciphers();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let retry = RetryConfig { max_retries: RETRIES, retry_timeout: RETRY, ..RetryConfig::default() };
-        let client = ClientOptions::new().with_timeout(STALLED).with_allow_http(true);
+        let retry = RetryConfig { max_retries: retries, retry_timeout: RETRY, ..RetryConfig::default() };
+        let client = ClientOptions::new().with_timeout(stalled).with_allow_http(true);
         let (place, base, directory): (Arc<dyn ObjectStore>, _, _) = match address {
             Address::Directory(path) => {
                 fs::create_dir_all(path)?;
@@ -172,6 +183,11 @@ impl Remote for Connection {
             return self.get(name, most);
         }
         Ok(self.read(name, Some(GetRange::Bounded(from..length)), most)?.map(|(bytes, _)| bytes))
+    }
+
+    fn range(&self, name: &str, from: u64, length: u64) -> io::Result<Option<Vec<u8>>> {
+        let read = self.read(name, Some(GetRange::Bounded(from..from.saturating_add(length))), length)?;
+        Ok(read.map(|(bytes, _)| bytes))
     }
 
     fn put(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {

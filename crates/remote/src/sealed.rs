@@ -181,6 +181,21 @@ impl<P: Remote> Sealed<P> {
         Ok(sealed)
     }
 
+    /// The plain bytes of neighbouring chunks, of which this is the first.
+    fn unseal_chunks(&self, name: &str, footer: &[u8; FOOTER], first: u64, sealed: &[u8]) -> io::Result<Vec<u8>> {
+        let wrong = || io::Error::other("it is damaged, or was sealed for another place or with another key");
+        let (nonce, length) = footer.split_first_chunk::<NONCE>().expect("a footer has its length");
+        let length = u64::from_le_bytes(length.try_into().expect("eight bytes"));
+        let (about, chunks) = (about(name, length), chunks(length));
+        let stream = StreamBE32::from_aead(self.contents.clone(), &(*nonce).into());
+        let mut plain = Vec::with_capacity(sealed.len());
+        for (msg, number) in sealed.chunks(CHUNK + TAG).zip(first as u32..) {
+            let chunk = stream.decrypt(number, number + 1 == chunks, Payload { msg, aad: &about }).map_err(|_| wrong())?;
+            plain.extend(chunk);
+        }
+        Ok(plain)
+    }
+
     /// The plain bytes of the chunks that are whole in the end of an object. `whole`: it is all of it.
     fn unseal(&self, name: &str, end: &[u8], whole: bool) -> io::Result<Vec<u8>> {
         let wrong = || io::Error::other("it is damaged, or was sealed for another place or with another key");
@@ -220,6 +235,27 @@ impl<P: Remote> Remote for Sealed<P> {
         let sealed = self.place.tail(&self.outer(name)?, sealed_length(most.saturating_add(CHUNK as u64)))?;
         let plain = sealed.map(|sealed| self.unseal(name, &sealed, false)).transpose()?;
         Ok(plain.map(|plain| plain[plain.len().saturating_sub(usize::try_from(most).unwrap_or(usize::MAX))..].to_vec()))
+    }
+
+    fn range(&self, name: &str, from: u64, length: u64) -> io::Result<Option<Vec<u8>>> {
+        let outer = self.outer(name)?;
+        // The nonce and the length are at its end, and vouch for each chunk.
+        let Some(footer) = self.place.tail(&outer, FOOTER as u64)? else { return Ok(None) };
+        let footer: &[u8; FOOTER] = footer.as_slice().try_into().map_err(|_| io::Error::other("it is too short"))?;
+        let whole = u64::from_le_bytes(*footer.last_chunk().expect("a footer has its length"));
+        let end = from.saturating_add(length).min(whole);
+        if from >= end {
+            return Ok(Some(Vec::new()));
+        }
+        let sealed_chunk = (CHUNK + TAG) as u64;
+        let (first, last) = (from / CHUNK as u64, (end - 1) / CHUNK as u64);
+        let body_end = sealed_length(whole) - FOOTER as u64;
+        let span = first * sealed_chunk..((last + 1) * sealed_chunk).min(body_end);
+        let Some(sealed) = self.place.range(&outer, span.start, span.end - span.start)? else { return Ok(None) };
+        let plain = self.unseal_chunks(name, footer, first, &sealed)?;
+        let within = (from - first * CHUNK as u64) as usize;
+        let piece = plain.get(within..within + (end - from) as usize).ok_or_else(|| io::Error::other("it is shorter than it says"))?;
+        Ok(Some(piece.to_vec()))
     }
 
     fn put(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
@@ -326,6 +362,11 @@ mod tests {
             for most in [1, 100, CHUNK, CHUNK + 1, 2 * CHUNK, 10 * CHUNK] {
                 let from = length.saturating_sub(most);
                 assert_eq!(place.tail(&name, most as u64).unwrap().unwrap(), content[from..], "{most} of {length}");
+                for from in [0, 1, CHUNK - 1, CHUNK, 2 * CHUNK + 5] {
+                    let expected: Vec<_> = content.iter().copied().skip(from).take(most).collect();
+                    let piece = place.range(&name, from as u64, most as u64).unwrap().unwrap();
+                    assert_eq!(piece, expected, "{most} of {length} from {from} on");
+                }
             }
         }
         let mut listed = place.list("packs/ab/").unwrap();

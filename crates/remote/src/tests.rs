@@ -181,11 +181,12 @@ fn grow(store: &Store, parent: Option<CheckpointId>, step: u64) -> CheckpointId 
     };
     let record = Record {
         parent,
-        experiment: "a lab/ä".replace('/', "-"),
+        experiment: "lab-ä".to_owned(),
         branch: "main".into(),
         message: None,
         created_ns: step,
         time_virtual_ns: step,
+        began_ns: None,
         events: 0,
         waiting: Vec::new(),
         spec: serde_json::Value::Null,
@@ -193,7 +194,7 @@ fn grow(store: &Store, parent: Option<CheckpointId>, step: u64) -> CheckpointId 
         images: Vec::new(),
         cost: Cost::default(),
     };
-    writer.commit(&Record { experiment: record.experiment.replace(' ', "_"), ..record }).unwrap()
+    writer.commit(&record).unwrap()
 }
 
 #[test]
@@ -210,7 +211,7 @@ fn checkpoints_go_there_and_come_back() {
         let experiments = other.remote_experiments(place).unwrap();
         let [experiment] = experiments.as_slice() else { panic!("{experiments:?}") };
         assert_eq!(experiment, &store.record(&ids[0]).unwrap().experiment);
-        let branch = RefName::Branch("what if".replace(' ', "-"));
+        let branch = RefName::Branch("what-if".to_owned());
         assert!(store.set_remote_ref(place, experiment, &branch, None, &ids[3]).unwrap());
         assert!(!store.set_remote_ref(place, experiment, &branch, None, &ids[2]).unwrap());
         assert_eq!(other.remote_refs(place, experiment).unwrap(), [(branch, ids[3])].into());

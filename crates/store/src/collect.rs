@@ -12,6 +12,8 @@
 //! Each step leaves a whole store, so being killed anywhere only leaves work to the next collection: entries that are hidden, and files of packs
 //! that nothing names. Who collects or verifies takes turns by a lock that nobody else takes.
 
+mod due;
+
 use crate::{
     Error, Progress, Result, Store, files, hash,
     hold::Present,
@@ -37,6 +39,8 @@ use std::{
 const BATCH: usize = 1 << 14;
 /// A pack of rewritten objects is ended when it is this long.
 const REWRITTEN_BYTES: u64 = 256 << 20;
+/// And when it has so many: their names are in memory, and pages may be compressed to a few bytes.
+const REWRITTEN_OBJECTS: usize = 1 << 18;
 
 /// How to collect.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -179,18 +183,23 @@ struct Collection<'a> {
     trash: Vec<CheckpointId>,
     /// Checkpoints that were removed before all this began: their records are in the packs that we know, or in none.
     removed_before: Vec<CheckpointId>,
+    /// What they had stored.
+    removed_bytes: u64,
     told: Collected,
 }
 
 impl<'a> Collection<'a> {
     fn begin(store: &'a Store, options: &'a CollectOptions, progress: &'a mut dyn FnMut(CollectStage, Progress)) -> Result<Self> {
         let index = &store.0.index;
-        let removed_before = index.checkpoint_ids(&*index.read()?, &index.removed, &"a removed checkpoint")?;
+        let (removed_before, removed_bytes) = {
+            let read = index.read()?;
+            (index.checkpoint_ids(&read, &index.removed, &"a removed checkpoint")?, index.removed_bytes(&read)?)
+        };
         let packs = index.all_packs(&*index.read()?)?;
         let told = Collected { packs: packs.len() as u64, ..Collected::default() };
         let marker = Marker::new(store, packs);
         let (fates, held) = (BTreeMap::new(), HashSet::new());
-        Ok(Self { store, options, progress, marker, fates, held, trash: Vec::new(), removed_before, told })
+        Ok(Self { store, options, progress, marker, fates, held, trash: Vec::new(), removed_before, removed_bytes, told })
     }
 
     fn run(mut self) -> Result<Collected> {
@@ -222,6 +231,7 @@ impl<'a> Collection<'a> {
         self.remove_orphans(files)?;
         self.empty_trash()?;
         removed::write(self.store)?;
+        self.count_off()?;
         self.store.0.forget_if_collected()?;
         Ok(self.told)
     }
@@ -449,7 +459,8 @@ impl<'a> Collection<'a> {
                 }
                 Err(error) => return Err(error),
             }
-            if into.length() >= REWRITTEN_BYTES && !sources.is_empty() {
+            let is_full = into.length() >= REWRITTEN_BYTES || into.objects() >= REWRITTEN_OBJECTS;
+            if is_full && !sources.is_empty() {
                 self.replace(builder.take().expect("it was there just now"), std::mem::take(&mut sources))?;
             }
         }
@@ -576,6 +587,18 @@ impl<'a> Collection<'a> {
                 }
             }
             Ok(())
+        })
+    }
+
+    /// What was removed before all this began is collected.
+    fn count_off(&self) -> Result<()> {
+        let index = &self.store.0.index;
+        if self.removed_bytes == 0 {
+            return Ok(());
+        }
+        index.write(|write| {
+            let left = index.removed_bytes(write)?.saturating_sub(self.removed_bytes);
+            index.set_removed_bytes(write, left)
         })
     }
 }

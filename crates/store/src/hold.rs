@@ -39,6 +39,8 @@ impl Store {
         let index = &self.0.index;
         match index.get(&*index.read()?, &index.records, id.as_bytes())? {
             Some(_) => Ok(hold),
+            // What is to be committed stays from then on.
+            None if self.away().is_some_and(|away| away.id() == *id) => Ok(hold),
             None => Err(Error::missing(Named("checkpoint", id.as_bytes()).to_string(), "look for the right one with `log`")),
         }
     }

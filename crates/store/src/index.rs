@@ -29,7 +29,7 @@ const READERS_MAX: u32 = 1024;
 /// How long to wait for this very process to finish closing the same index.
 const CLOSING_MAX: Duration = Duration::from_secs(10);
 
-pub(crate) const DATABASES: [&str; 14] = [
+pub(crate) const DATABASES: [&str; 15] = [
     "pages",
     "nodes",
     "blobs",
@@ -42,6 +42,7 @@ pub(crate) const DATABASES: [&str; 14] = [
     "removed",
     "trash",
     "hints",
+    "recent",
     "fresh-pages",
     "fresh-nodes",
 ];
@@ -52,6 +53,7 @@ const SETTLED_AT_ONCE: usize = 2048;
 const NEXT_PACK: &[u8] = b"next-pack";
 const COLLECTIONS: &[u8] = b"collections";
 const NEXT_IMAGE: &[u8] = b"next-image";
+const REMOVED_BYTES: &[u8] = b"removed-bytes";
 
 /// A transaction that only reads. It sees the index as it was when it began, and must not live long.
 pub(crate) type Read<'e> = RoTxn<'e, WithoutTls>;
@@ -75,6 +77,8 @@ pub(crate) struct Index {
     /// Records of removed checkpoints, until a collection finds that nobody holds them.
     pub trash: Db,
     pub hints: Db,
+    /// Checkpoints by when they were taken.
+    pub recent: Db,
 }
 
 /// Where an object lies.
@@ -168,7 +172,8 @@ impl Index {
             None => create_databases(&env).map_err(error(path))?,
         };
         let [pages, nodes, others @ .., fresh_pages, fresh_nodes] = databases;
-        let [blobs, packs, pack_numbers, records, refs, images, meta, removed, trash, hints] = others.map(|tree| Db::new(tree, None));
+        let [blobs, packs, pack_numbers, records, refs, images, meta, removed, trash, hints, recent] =
+            others.map(|tree| Db::new(tree, None));
         let (pages, nodes) = (Db::new(pages, Some(fresh_pages)), Db::new(nodes, Some(fresh_nodes)));
         let path = path.to_owned();
         Ok(Self {
@@ -187,6 +192,7 @@ impl Index {
             removed: removed.guarded("removed"),
             trash: trash.guarded("trash"),
             hints: hints.guarded("hints"),
+            recent: recent.guarded("recent"),
         })
     }
 
@@ -395,6 +401,16 @@ impl Index {
     pub fn count_collection(&self, write: &mut RwTxn<'_>) -> Result<()> {
         let count = self.collections(write)?.wrapping_add(1);
         self.put(write, &self.meta, COLLECTIONS, &count.to_le_bytes())
+    }
+
+    /// What the checkpoints that were removed had stored, those whose garbage was collected left out.
+    pub fn removed_bytes(&self, read: &RoTxn<'_>) -> Result<u64> {
+        let Some(bytes) = self.get(read, &self.meta, REMOVED_BYTES)? else { return Ok(0) };
+        bytes.try_into().map(u64::from_le_bytes).map_err(|_| self.corrupt(&"the bytes of removed checkpoints", "its entry is no number"))
+    }
+
+    pub fn set_removed_bytes(&self, write: &mut RwTxn<'_>, bytes: u64) -> Result<()> {
+        self.put(write, &self.meta, REMOVED_BYTES, &bytes.to_le_bytes())
     }
 
     fn take_number(&self, write: &mut RwTxn<'_>, key: &[u8]) -> Result<u32> {

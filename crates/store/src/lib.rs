@@ -7,7 +7,7 @@
 //! - `writer`: [`Writer`], the sieve, the commit
 //! - `pack`: pack files; `index`: where everything lies; `lmdb`: checks its file before LMDB sees it
 //! - `table` and `node`: page tables as trees of hashes
-//! - `record`: [`Record`]; `refs`: branches, tags, finding checkpoints
+//! - `record`: [`Record`]; `refs`: branches, tags, finding checkpoints; `recent`: the newest ones
 //! - `image`: golden images; `image_names`: the names of their blocks by number
 //! - `still`: a RAM or a disk as a checkpoint has it, read like a file
 //! - `remove`: removing checkpoints; `removed`: what is remembered of them; `hold`: what must stay all the same; `hints`: bytes beside a checkpoint
@@ -41,6 +41,7 @@ mod mark;
 mod node;
 mod pack;
 mod rebuild;
+mod recent;
 mod record;
 mod refs;
 pub mod remote;

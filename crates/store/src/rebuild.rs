@@ -7,7 +7,7 @@ use crate::{
     lmdb,
     node::Stored,
     pack::{Kind, PackFile, Published, place},
-    refs, removed,
+    recent, refs, removed,
     store::open_format,
     writer::{Form, add_objects},
 };
@@ -116,7 +116,7 @@ fn fill(fresh: &Path, shelf: &Path, kept: Kept, medium: &Arc<dyn Medium>) -> Res
                 found.records.retain(|(id, ..)| !kept.removed.contains_key(id));
                 index.write(|write| {
                     add_objects(&index, write, &found.pack, |name| found.form(name, &full_nodes))?;
-                    found.records.iter().try_for_each(|(id, _, bytes)| index.put(write, &index.records, id.as_bytes(), bytes))
+                    found.records.iter().try_for_each(|(id, record, bytes)| recent::put(&index, write, id, record, bytes))
                 })?;
                 rebuilt.packs += 1;
                 known.extend(found.records.into_iter().map(|(id, record, _)| (id, record)));

@@ -22,6 +22,9 @@ pub struct Record {
     pub created_ns: u64,
     /// Virtual time of the instant, ns.
     pub time_virtual_ns: u64,
+    /// What the host's wall clock showed at virtual time zero, ns since 1970: the time of day in the experiment is counted from it. Older checkpoints do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub began_ns: Option<u64>,
     /// The specification of the experiment, as plain JSON.
     pub spec: serde_json::Value,
     /// How many of the experiment's events had happened.

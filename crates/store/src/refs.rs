@@ -17,11 +17,18 @@ impl Store {
     /// The record of a checkpoint, checked against its id. Its parent is the nearest ancestor that was not removed.
     pub fn record(&self, id: &CheckpointId) -> Result<Record> {
         let read = self.0.index.read()?;
-        self.record_in(&read, id)?.ok_or_else(|| no_checkpoint(id))
+        if let Some(record) = self.record_in(&read, id)? {
+            return Ok(record);
+        }
+        // A checkpoint that is on its way here. Its parent counts as removed unless it is here.
+        let away = self.away().filter(|away| away.id() == *id).ok_or_else(|| no_checkpoint(id))?;
+        let mut record = away.record();
+        record.parent = remaining(&self.0.index, &read, record.parent)?;
+        Ok(record)
     }
 
     /// The same, in a transaction; none if there is no such checkpoint.
-    fn record_in(&self, read: &heed::RoTxn<'_>, id: &CheckpointId) -> Result<Option<Record>> {
+    pub(crate) fn record_in(&self, read: &heed::RoTxn<'_>, id: &CheckpointId) -> Result<Option<Record>> {
         let index = &self.0.index;
         let Some(bytes) = index.get(read, &index.records, id.as_bytes())? else { return Ok(None) };
         let mut record = Record::decode(bytes, id, index.path())?;
@@ -70,6 +77,13 @@ impl Store {
     /// The head of a branch.
     pub fn branch(&self, experiment: &str, branch: &str) -> Result<Option<CheckpointId>> {
         self.get_ref(&*self.0.index.read()?, &key(BRANCH, experiment, branch)?)
+    }
+
+    /// The same for who is about to grow it. A process that was killed in a commit may have left one that is durable and that readers do not see until the next
+    /// one writes; here it is seen.
+    pub fn branch_to_grow(&self, experiment: &str, branch: &str) -> Result<Option<CheckpointId>> {
+        let key = key(BRANCH, experiment, branch)?;
+        self.0.index.write(|write| self.get_ref(write, &key))
     }
 
     /// All branches of an experiment with their heads.
@@ -256,7 +270,7 @@ fn prefix(kind: u8, experiment: &str) -> Vec<u8> {
     [&[kind], experiment.as_bytes(), &[0]].concat()
 }
 
-fn check_name(kind: &str, name: &str) -> Result<()> {
+pub(crate) fn check_name(kind: &str, name: &str) -> Result<()> {
     let wrong = |character: char| character.is_whitespace() || character.is_control() || matches!(character, '/' | '~');
     if name.is_empty() || name.len() > NAME_MAX || name.starts_with('-') || name.contains(wrong) {
         return Err(Error::refused(

@@ -6,6 +6,8 @@
 //! - `push`: packs what a remote lacks, and sends it
 //! - `image`: golden images, sent and made again
 //! - `shelf`: packs that came; `pull`: fetches what this store lacks, and puts it through the writer like any checkpoint
+//! - `away`: reads a checkpoint from a remote before it is here, and fetches it behind whoever does
+//! - `present`: looks whether all of a checkpoint is there
 //!
 //! A remote has packs, records and refs, see `docs/formats/remote.md`. Its packs are made for the journey: each has what was missing when it was sent, and
 //! nothing else. An object is in a remote only once everything below it is; so where a node is found, nothing below it has to be looked for. That holds
@@ -13,10 +15,12 @@
 //!
 //! How bytes travel, and how fast, is the affair of whoever implements [`Remote`].
 
+mod away;
 mod catalog;
 mod image;
 mod lease;
 mod lines;
+mod present;
 mod prune;
 mod pull;
 mod push;
@@ -24,6 +28,7 @@ mod shelf;
 #[cfg(test)]
 mod tests;
 
+pub use away::{Away, AwayState};
 pub use prune::{PruneOptions, Pruned};
 pub use pull::{Pull, PullOptions, Pulled};
 pub use push::{PushOptions, Pushed};
@@ -48,16 +53,21 @@ const FORMAT_TEXT: &str = "fermata remote 1\n";
 const FORMAT: &str = "format";
 const FORMAT_MAX: u64 = 64;
 const REF_MAX: u64 = 80;
+/// Bytes of what is remembered of a swapped-out experiment at most.
+const SWAPPED_MAX: u64 = 4 << 20;
 
 /// A place for objects: names, with `/` between their parts, and bytes. An object is there whole or not at all.
 ///
 /// Names are made of letters, digits and `. _ - =`. What a remote says is not believed: all that comes from it is checked against the hash that names it.
-pub trait Remote: Display + Sync {
+pub trait Remote: Display + Send + Sync {
     /// What an object holds; none: there is no such object. Fails if there are more bytes than `most`.
     fn get(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>>;
 
     /// The last bytes of an object, at most so many.
     fn tail(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>>;
+
+    /// So many bytes of an object from an offset on; fewer where it ends before.
+    fn range(&self, name: &str, from: u64, length: u64) -> io::Result<Option<Vec<u8>>>;
 
     /// Makes an object. If there is one of this name it holds the same, and either may stay.
     fn put(&self, name: &str, bytes: Vec<u8>) -> io::Result<()>;
@@ -169,6 +179,11 @@ impl Store {
         lines::all(remote, experiment)
     }
 
+    /// The record of a checkpoint on a remote, checked against its id.
+    pub fn remote_record(&self, remote: &dyn Remote, experiment: &str, id: &CheckpointId) -> Result<Record> {
+        Ok(record(remote, experiment, id)?.0)
+    }
+
     /// The experiments of which a remote has checkpoints.
     pub fn remote_experiments(&self, remote: &dyn Remote) -> Result<Vec<String>> {
         check_format(remote, false)?;
@@ -212,6 +227,30 @@ impl Store {
         let swapped = remote.swap(&object, before.map(text).as_deref(), text(id));
         swapped.map_err(Error::io("write", &place(remote, &object)))
     }
+}
+
+impl Store {
+    /// What a remote remembers of an experiment that was swapped out; none: nobody swapped it out there.
+    pub fn remote_swapped(&self, remote: &dyn Remote, experiment: &str) -> Result<Option<Vec<u8>>> {
+        check_format(remote, false)?;
+        get(remote, &swapped_name(experiment), SWAPPED_MAX)
+    }
+
+    /// Has a remote remember an experiment that was swapped out, in place of what it remembered `before`. False: somebody else swapped it out meanwhile.
+    pub fn set_remote_swapped(&self, remote: &dyn Remote, experiment: &str, before: Option<&[u8]>, bytes: Vec<u8>) -> Result<bool> {
+        let object = swapped_name(experiment);
+        remote.swap(&object, before, bytes).map_err(Error::io("write", &place(remote, &object)))
+    }
+
+    /// The experiments that were swapped out to a remote.
+    pub fn remote_swapped_experiments(&self, remote: &dyn Remote) -> Result<Vec<String>> {
+        check_format(remote, false)?;
+        Ok(list(remote, "swapped/")?.into_iter().filter_map(|(name, _)| unescape(&name)).collect())
+    }
+}
+
+fn swapped_name(experiment: &str) -> String {
+    format!("swapped/{}", escape(experiment))
 }
 
 fn checkpoints_on(remote: &dyn Remote, experiment: &str) -> Result<Vec<CheckpointId>> {

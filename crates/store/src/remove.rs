@@ -4,6 +4,7 @@
 use crate::{
     Error, Record, Result, Store,
     index::Index,
+    recent,
     refs::{self, Ref},
     removed,
 };
@@ -204,10 +205,15 @@ impl<'a> Plan<'a> {
     fn apply(&self, index: &Index, write: &mut RwTxn<'_>) -> Result<()> {
         for (id, record) in &self.targets {
             let bytes = index.get(write, &index.records, id.as_bytes())?.map(<[u8]>::to_vec).unwrap_or_default();
-            index.delete(write, &index.records, id.as_bytes())?;
+            recent::delete(index, write, id, record)?;
             index.put(write, &index.trash, id.as_bytes(), &bytes)?;
             removed::enter(index, write, id, record.parent.as_ref())?;
             self.forget_hints(index, write, id)?;
+        }
+        if !self.targets.is_empty() {
+            let stored = self.targets.values().map(|record| record.cost.stored_bytes);
+            let bytes = stored.fold(index.removed_bytes(write)?, u64::saturating_add);
+            index.set_removed_bytes(write, bytes)?;
         }
         for branch in &self.moved {
             let key = refs::branch_key(&branch.experiment, &branch.branch)?;

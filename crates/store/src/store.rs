@@ -9,7 +9,9 @@ use crate::{
     image_names::ImageNames,
     index::{self, Index, Location},
     node::Stored,
-    pack::{Frame, Kind, PackFile},
+    pack::{Frame, Kind, PackFile, frame::PAGES_MAX},
+    recent,
+    remote::Away,
     table::{self, Loaded, Nodes},
 };
 use fermata_types::{BlobName, ImageId, NodeName, PageBuf, PageName, PageNumber, Root, ZERO_PAGE};
@@ -18,6 +20,7 @@ use std::{
     fmt::Display,
     fs::File,
     io::Read as _,
+    ops::Range,
     path::{Path, PathBuf},
     sync::{
         Arc, LazyLock, Mutex, RwLock, Weak,
@@ -50,6 +53,8 @@ pub(crate) struct Inner {
     /// Golden images that somebody has open, by number.
     pub images: RwLock<HashMap<u32, OpenImage>>,
     pub image_names: ImageNames,
+    /// A checkpoint that is read from a remote as long as it is not here.
+    pub away: RwLock<Option<Arc<Away>>>,
     pub nodes: Cache<NodeName, Arc<Loaded>>,
     frames: Cache<(u32, u64), Arc<Frame>>,
     packs: Cache<u32, Arc<PackFile>>,
@@ -120,6 +125,11 @@ impl Store {
             into.fill(0);
             return Ok(());
         }
+        if let Some(away) = self.0.away_with(&self.0.index.pages, name.as_bytes())?
+            && away.page(name, into)?
+        {
+            return Ok(());
+        }
         self.0.read_object(&self.0.index.pages, name.as_bytes(), &Named("page", name.as_bytes()), |location| match location {
             Location::Image { image, block } => self.0.read_image(image, block, name, into),
             Location::Pack { pack, offset, place, length } => {
@@ -132,6 +142,11 @@ impl Store {
     /// Reads a blob and checks it against its name.
     pub fn read_blob(&self, name: &BlobName) -> Result<Vec<u8>> {
         let what = Named("blob", name.as_bytes());
+        if let Some(away) = self.0.away_with(&self.0.index.blobs, name.as_bytes())?
+            && let Some(bytes) = away.blob(name)?
+        {
+            return Ok(bytes);
+        }
         self.0.read_object(&self.0.index.blobs, name.as_bytes(), &what, |location| {
             let Location::Pack { pack, offset, place: 0, length } = location else {
                 return Err(self.0.not_in_a_pack(Some(location), &what));
@@ -148,6 +163,35 @@ impl Store {
     /// What a page table says of one page. None: not named by the table.
     pub fn lookup(&self, root: &Root, page: PageNumber) -> Result<Option<PageName>> {
         table::lookup(&*self.0, root, page)
+    }
+
+    /// The pages around these that are decompressed along with them: neighbours in the table that also lie in the same frame of a pack. For a reader who keeps
+    /// what it reads they cost next to nothing now, and a whole frame each later. `wanted` says which pages may be among them, and is asked from the inside out.
+    pub fn along(&self, root: &Root, pages: Range<PageNumber>, wanted: impl Fn(PageNumber) -> bool) -> Result<Range<PageNumber>> {
+        let read = self.0.index.read()?;
+        let frame = |page: PageNumber| -> Result<Option<(u32, u64)>> {
+            let name = self.lookup(root, page)?.filter(|name| *name != ZERO_PAGE);
+            Ok(match name.map(|name| self.0.locate_page(&read, &name)).transpose()? {
+                Some(Location::Pack { pack, offset, .. }) => Some((pack, offset)),
+                _ => None,
+            })
+        };
+        let Range { mut start, mut end } = pages;
+        let (first, last) = (frame(start)?, frame(end.saturating_sub(1))?);
+        // A page may be named again and again. A frame has only so many.
+        for _ in 0..PAGES_MAX {
+            match start.checked_sub(1).filter(|page| first.is_some() && wanted(*page)) {
+                Some(page) if frame(page)? == first => start = page,
+                _ => break,
+            }
+        }
+        for _ in 0..PAGES_MAX {
+            if last.is_none() || u64::from(end) >= root.pages || !wanted(end) || frame(end)? != last {
+                break;
+            }
+            end += 1;
+        }
+        Ok(start..end)
     }
 
     /// Every named page of a table, in order of page number.
@@ -191,6 +235,7 @@ impl Inner {
                 medium.sync_directory(directory).map_err(Error::io("sync", directory))?;
             }
         }
+        recent::fill(&opened)?;
         let collections = opened.collections(&*opened.read()?)?;
         Ok(Self {
             path: path.to_owned(),
@@ -198,6 +243,7 @@ impl Inner {
             medium,
             images: RwLock::default(),
             image_names: ImageNames::default(),
+            away: RwLock::default(),
             nodes: Cache::new(NODES_CACHED),
             frames: Cache::new(FRAMES_CACHED),
             packs: Cache::new(PACKS_CACHED),
@@ -417,7 +463,12 @@ impl Nodes for Inner {
         if let Some(loaded) = self.nodes.get(name) {
             return Ok(loaded);
         }
-        let loaded = Arc::new(self.load_node(name)?);
+        let away = self.away_with(&self.index.nodes, name.as_bytes())?;
+        let loaded = match away.map(|away| away.node(name)).transpose()?.flatten() {
+            Some(node) => Loaded { node, base: None, at: None },
+            None => self.load_node(name)?,
+        };
+        let loaded = Arc::new(loaded);
         self.nodes.insert(*name, loaded.clone());
         Ok(loaded)
     }

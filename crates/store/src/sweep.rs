@@ -9,7 +9,7 @@ use std::{
     io,
     ops::{ControlFlow, Range},
     path::Path,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
 };
 
@@ -45,6 +45,9 @@ impl Store {
     /// Reads many pages, about in the order in which they lie, and checks each against its name. `each` is called by several threads at once and may end it
     /// by returning false. A page wanted under several numbers is handed over once for each.
     pub fn read_pages(&self, wanted: Vec<(PageNumber, PageName)>, each: &Each<'_>) -> Result<()> {
+        let Some(mut wanted) = self.read_away(wanted, each)? else { return Ok(()) };
+        // The index is a tree of names: in their order each is found where the one before it was.
+        wanted.sort_unstable_by_key(|(_, name)| *name);
         let mut located = Vec::with_capacity(wanted.len());
         {
             let read = self.0.index.read()?;
@@ -81,6 +84,26 @@ impl Store {
             let mine = work();
             others.into_iter().map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).fold(mine, Result::and)
         })
+    }
+
+    /// Reads those pages that are not here yet, and returns those that are; none: no more are wanted.
+    fn read_away(&self, wanted: Vec<(PageNumber, PageName)>, each: &Each<'_>) -> Result<Option<Vec<(PageNumber, PageName)>>> {
+        let Some(reader) = self.away() else { return Ok(Some(wanted)) };
+        let (mut here, mut away) = (Vec::with_capacity(wanted.len()), Vec::new());
+        for (number, name) in wanted {
+            match name != ZERO_PAGE && self.0.away_with(&self.0.index.pages, name.as_bytes())?.is_some() {
+                true => away.push((number, name)),
+                false => here.push((number, name)),
+            }
+        }
+        let ended = AtomicBool::new(false);
+        let each = |number, page: &PageBuf| {
+            let goes_on = each(number, page);
+            ended.fetch_or(!goes_on, Ordering::Relaxed);
+            goes_on
+        };
+        here.extend(reader.pages(away, &each)?);
+        Ok((!ended.into_inner()).then_some(here))
     }
 
     fn hand_over(&self, piece: &Piece, bytes: Result<&[u8]>, located: &[Located], each: &Each<'_>) -> Result<ControlFlow<()>> {

@@ -114,6 +114,7 @@ pub(crate) fn record(parent: Option<CheckpointId>, step: u64, ram: Root, blobs: 
         message: Some(step.to_string()),
         created_ns: step,
         time_virtual_ns: step,
+        began_ns: None,
         events: 0,
         waiting: Vec::new(),
         spec: serde_json::Value::Null,

@@ -8,7 +8,7 @@ use crate::{
     index::{Index, Location, Read},
     node::{Delta, Node, Stored},
     pack::{Kind, PackBuilder, Published, frame::BLOB_MAX},
-    refs, removed,
+    recent, refs, removed,
     store::Inner,
     table::{self, Change, Loaded, Nodes, NodesMut},
 };
@@ -273,7 +273,7 @@ impl Writer {
         }
         // Here for an early answer; what counts is the same question in the transaction.
         check_parent(&inner, &*inner.index.read()?, &reference, record)?;
-        self.enter(&id, &bytes, |write| {
+        self.enter(&id, record, &bytes, |write| {
             check_parent(&inner, write, &reference, record)?;
             inner.index.put(write, &inner.index.refs, &reference, id.as_bytes())
         })
@@ -289,7 +289,7 @@ impl Writer {
     ) -> Result<()> {
         let inner = self.store.0.clone();
         let index = &inner.index;
-        let enter = self.enter(id, bytes, |write| {
+        let enter = self.enter(id, record, bytes, |write| {
             let was_removed = index.delete(write, &index.removed, id.as_bytes())?;
             index.delete(write, &index.trash, id.as_bytes())?;
             for (removed, ancestor) in between {
@@ -310,7 +310,13 @@ impl Writer {
     }
 
     /// Makes the pack durable, and then in one transaction all that is in it, the record, and what is changed besides.
-    fn enter(mut self, id: &CheckpointId, bytes: &[u8], besides: impl FnOnce(&mut RwTxn<'_>) -> Result<()>) -> Result<Hold> {
+    fn enter(
+        mut self,
+        id: &CheckpointId,
+        record: &Record,
+        bytes: &[u8],
+        besides: impl FnOnce(&mut RwTxn<'_>) -> Result<()>,
+    ) -> Result<Hold> {
         self.snapshot = None;
         let inner = self.store.0.clone();
         let hold = Hold::ahead(&self.store, *id)?;
@@ -323,7 +329,7 @@ impl Writer {
             std::fs::metadata(&published.path).map_err(Error::io("find", &published.path))?;
             let is_full = |name: &NodeName| nodes.get(name).is_some_and(|node| node.base.is_none());
             add_objects(&inner.index, write, &published, |name| if is_full(name) { Form::Full } else { Form::Delta })?;
-            inner.index.put(write, &inner.index.records, id.as_bytes(), bytes)?;
+            recent::put(&inner.index, write, id, record, bytes)?;
             entered = true;
             Ok(())
         });

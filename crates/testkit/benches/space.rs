@@ -61,7 +61,7 @@ struct Load {
 }
 
 const LOADS: [Load; 5] = [
-    Load { name: "postmark", interval: Some(Duration::from_secs(10)), paper: (26.4, 35.3), short: false },
+    Load { name: "postmark", interval: Some(Duration::from_secs(3)), paper: (26.4, 35.3), short: false },
     Load { name: "desktop", interval: None, paper: (27.0, 78.7), short: false },
     Load { name: "install", interval: Some(Duration::from_secs(10)), paper: (13.0, 25.6), short: false },
     Load { name: "gzip", interval: Some(Duration::from_secs(5)), paper: (11.8, 15.3), short: true },

@@ -154,6 +154,7 @@ fn ours_by_itself(arguments: &[String]) {
         message: None,
         created_ns: wall_ns(),
         time_virtual_ns: 0,
+        began_ns: None,
         events: 0,
         waiting: Vec::new(),
         spec: serde_json::Value::Null,

@@ -243,7 +243,7 @@ impl Drop for Cli {
 }
 
 /// `$FERMATA_BIN`, else the program that was built beside this test.
-fn program() -> PathBuf {
+pub fn program() -> PathBuf {
     let beside = || Some(env::current_exe().ok()?.parent()?.parent()?.join("fermata"));
     let path = env::var_os("FERMATA_BIN").map(PathBuf::from).or_else(beside).expect("the test has a path");
     assert!(path.exists(), "{} is missing: build fermata-cli, or set FERMATA_BIN", path.display());

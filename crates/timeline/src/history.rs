@@ -3,7 +3,7 @@
 use crate::{Error, Result};
 use fermata_store::{Record, Store};
 use fermata_types::{CheckpointId, PageNumber, Root, VirtualTime};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A checkpoint in its tree.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,18 +50,37 @@ pub fn log(store: &Store, experiment: Option<&str>) -> Result<Vec<Entry>> {
     if !marks.values().flat_map(Marks::all).all(|id| known.contains(id)) {
         records = store.records()?;
     }
-    let entry = |(id, record): (CheckpointId, Record)| {
-        let (heads, tags) = marks.get(&record.experiment)?.at(&id);
-        Some(Entry { id, record, heads, tags })
-    };
+    let entry = |(id, record): (CheckpointId, Record)| Some(marks.get(&record.experiment)?.entry(id, record));
     Ok(records.into_iter().filter_map(entry).collect())
+}
+
+/// The newest checkpoints of an experiment, so many at most, by when they were taken. Costs the same however many there are.
+pub fn newest(store: &Store, experiment: &str, count: usize) -> Result<Vec<Entry>> {
+    let records = store.newest(experiment, count)?;
+    let marks = Marks::of(store, experiment)?;
+    Ok(records.into_iter().map(|(id, record)| marks.entry(id, record)).collect())
+}
+
+/// A checkpoint of an experiment and those that lead to it, the newest first, so many at most. Costs the same however many there are.
+pub fn leading_to(store: &Store, experiment: &str, head: CheckpointId, count: usize) -> Result<Vec<Entry>> {
+    let marks = Marks::of(store, experiment)?;
+    let (mut entries, mut next) = (Vec::new(), Some(head));
+    while let Some(id) = next.filter(|_| entries.len() < count) {
+        let record = store.record(&id)?;
+        // What was taken over from another experiment is that one's.
+        if record.experiment != experiment {
+            break;
+        }
+        next = record.parent;
+        entries.push(marks.entry(id, record));
+    }
+    Ok(entries)
 }
 
 /// One checkpoint.
 pub fn entry(store: &Store, id: CheckpointId) -> Result<Entry> {
     let record = store.record(&id)?;
-    let (heads, tags) = Marks::of(store, &record.experiment)?.at(&id);
-    Ok(Entry { id, record, heads, tags })
+    Ok(Marks::of(store, &record.experiment)?.entry(id, record))
 }
 
 /// The newest checkpoint at or before an instant of virtual time, on the line that leads to `head`.
@@ -81,25 +100,29 @@ pub fn at_or_before(store: &Store, head: CheckpointId, at: VirtualTime) -> Resul
     Ok((id, record))
 }
 
-/// The names that an experiment has for its checkpoints.
+/// The names that an experiment has for its checkpoints, in order.
 struct Marks {
-    branches: BTreeMap<String, CheckpointId>,
-    tags: BTreeMap<String, CheckpointId>,
+    heads: HashMap<CheckpointId, Vec<String>>,
+    tags: HashMap<CheckpointId, Vec<String>>,
 }
 
 impl Marks {
     fn of(store: &Store, experiment: &str) -> Result<Self> {
-        Ok(Self { branches: store.branches(experiment)?, tags: store.tags(experiment)? })
+        let by_id = |names: BTreeMap<String, CheckpointId>| {
+            let mut by_id: HashMap<CheckpointId, Vec<String>> = HashMap::new();
+            names.into_iter().for_each(|(name, id)| by_id.entry(id).or_default().push(name));
+            by_id
+        };
+        Ok(Self { heads: by_id(store.branches(experiment)?), tags: by_id(store.tags(experiment)?) })
     }
 
     fn all(&self) -> impl Iterator<Item = &CheckpointId> {
-        self.branches.values().chain(self.tags.values())
+        self.heads.keys().chain(self.tags.keys())
     }
 
-    fn at(&self, id: &CheckpointId) -> (Vec<String>, Vec<String>) {
-        let named =
-            |names: &BTreeMap<String, CheckpointId>| names.iter().filter(|(_, at)| *at == id).map(|(name, _)| name.clone()).collect();
-        (named(&self.branches), named(&self.tags))
+    fn entry(&self, id: CheckpointId, record: Record) -> Entry {
+        let of = |names: &HashMap<CheckpointId, Vec<String>>| names.get(&id).cloned().unwrap_or_default();
+        Entry { heads: of(&self.heads), tags: of(&self.tags), id, record }
     }
 }
 

@@ -5,10 +5,10 @@ use crate::{
     spares::Spares,
     tally::{Kind, Tally},
 };
-use fermata_experiment::{Arrival, Asked, Body, GLANCE, Host, Journey, Run, Spec, Status, fits, spare, travel};
+use fermata_experiment::{Arrival, Asked, Body, GLANCE, Host, Journey, Run, Spec, Status, fits, spare, travel_perturbed};
 use fermata_linux::clock::{Stopwatch, wall_ns};
 use fermata_store::{Keep, Progress, Record};
-use fermata_types::{CheckpointId, VirtualTime};
+use fermata_types::{CheckpointId, Perturbation, VirtualTime};
 use std::{
     collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -20,9 +20,12 @@ use std::{
     time::Duration,
 };
 
+mod collecting;
 mod instant;
+mod swapping;
 
 pub use instant::{Instant, Reached};
+pub use swapping::SwapIn;
 
 /// The first run of an experiment.
 pub const FIRST_RUN: &str = "main";
@@ -57,6 +60,19 @@ pub struct Resumed {
     pub took: Duration,
     /// Whether a spare process stood ready.
     pub warm: bool,
+    /// What its links do otherwise than they did, if anything.
+    pub perturbation: Option<Perturbation>,
+}
+
+/// How a run comes to a checkpoint.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Way {
+    /// Load everything before the guest runs.
+    pub eager: bool,
+    /// Leave it paused.
+    pub paused: bool,
+    /// Have the links do otherwise than they did; none: as they did.
+    pub perturbation: Option<Perturbation>,
 }
 
 /// Options of `fork`.
@@ -70,6 +86,8 @@ pub struct Fork {
     pub eager: bool,
     /// Leave it paused.
     pub paused: bool,
+    /// Have the links do otherwise than they did; none: as they did.
+    pub perturbation: Option<Perturbation>,
 }
 
 /// One experiment, kept.
@@ -85,6 +103,8 @@ pub struct Keeper {
     prune_trouble: Mutex<Option<String>>,
     /// Why checkpoints could not be copied elsewhere the last time.
     backup_trouble: Mutex<Option<String>>,
+    /// Why garbage could not be collected the last time.
+    collect_trouble: Mutex<Option<String>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     ending: Arc<(Mutex<bool>, Condvar)>,
     /// Numbers the forks without a name.
@@ -109,6 +129,7 @@ impl Keeper {
             trouble: Mutex::default(),
             prune_trouble: Mutex::default(),
             backup_trouble: Mutex::default(),
+            collect_trouble: Mutex::default(),
             threads: Mutex::default(),
             ending: Arc::default(),
             forks: AtomicU64::new(1),
@@ -129,21 +150,26 @@ impl Keeper {
 
     /// Brings back the experiment's first run from a checkpoint instead, and starts the clock.
     pub fn revive(self: &Arc<Self>, id: CheckpointId, eager: bool, paused: bool) -> Result<Resumed> {
-        self.counted(Kind::Revive, self.revive_to(id, eager, paused))
+        self.revive_by(id, Way { eager, paused, perturbation: None })
     }
 
-    fn revive_to(self: &Arc<Self>, id: CheckpointId, eager: bool, paused: bool) -> Result<Resumed> {
+    /// The same in any way.
+    pub fn revive_by(self: &Arc<Self>, id: CheckpointId, way: Way) -> Result<Resumed> {
+        self.counted(Kind::Revive, self.revive_to(id, way))
+    }
+
+    fn revive_to(self: &Arc<Self>, id: CheckpointId, way: Way) -> Result<Resumed> {
         let watch = Stopwatch::start();
         let _one_at_a_time = self.set_out()?;
         let record = self.record(&id)?;
-        let how = Journey { eager, paused, fresh_randomness: false };
         let branch = self.branch_from(&record.branch, &id, &[])?;
-        let (arrival, warm) = self.arrive(&id, &record, &branch, how, None)?;
+        let (arrival, warm) = self.arrive(&id, &record, &branch, (way, false), None)?;
         let time_virtual = arrival.time_virtual;
         let took = watch.elapsed();
         let run = Run::begin(self.host.clone(), &self.spec, FIRST_RUN, arrival, false)?;
+        let perturbation = run.body().perturbation();
         self.add(run);
-        Ok(Resumed { run: FIRST_RUN.to_owned(), branch, checkpoint: id, time_virtual, took, warm })
+        Ok(Resumed { run: FIRST_RUN.to_owned(), branch, checkpoint: id, time_virtual, took, warm, perturbation })
     }
 
     /// Begins a journey, unless all is ending. The next one waits until this one is over.
@@ -159,6 +185,7 @@ impl Keeper {
         let run = Arc::new(run);
         self.keep(run);
         self.start_threads();
+        self.start_collecting();
     }
 
     fn keep(&self, run: Arc<Run>) {
@@ -201,17 +228,19 @@ impl Keeper {
 
     /// What takes long at the moment.
     pub fn activity(&self) -> Activity {
-        self.activity.lock().expect("nobody panics with the lock").clone()
+        let activity = self.activity.lock().expect("nobody panics with the lock").clone();
+        // Whoever waits for a checkpoint meanwhile waits for that.
+        if activity.what.is_empty() { activity } else { self.loading_activity().unwrap_or(activity) }
     }
 
     fn report(&self, what: &str, progress: Progress) {
         *self.activity.lock().expect("nobody panics with the lock") = Activity { what: what.to_owned(), progress };
     }
 
-    /// Why the last checkpoint by the clock failed, or the last removal of what is not to be kept, or the last copy elsewhere, if it did.
+    /// Why the last checkpoint by the clock failed, or the last removal of what is not to be kept, the last collection of garbage, or the last copy elsewhere, if it did.
     pub fn trouble(&self) -> Option<String> {
         let of = |trouble: &Mutex<Option<String>>| trouble.lock().expect("nobody panics with the lock").clone();
-        of(&self.trouble).or_else(|| of(&self.prune_trouble)).or_else(|| of(&self.backup_trouble))
+        of(&self.trouble).or_else(|| of(&self.prune_trouble)).or_else(|| of(&self.collect_trouble)).or_else(|| of(&self.backup_trouble))
     }
 
     /// Somebody copies its checkpoints elsewhere, and says how that went the last time.
@@ -266,10 +295,15 @@ impl Keeper {
 
     /// Takes a run to a checkpoint. If that fails the run goes on where it was.
     pub fn goto(&self, to: &str, run: Option<&str>, eager: bool, paused: bool) -> Result<Resumed> {
-        self.counted(Kind::Goto, self.go(to, run, eager, paused))
+        self.goto_by(to, run, Way { eager, paused, perturbation: None })
     }
 
-    fn go(&self, to: &str, run: Option<&str>, eager: bool, paused: bool) -> Result<Resumed> {
+    /// The same in any way.
+    pub fn goto_by(&self, to: &str, run: Option<&str>, way: Way) -> Result<Resumed> {
+        self.counted(Kind::Goto, self.go(to, run, way))
+    }
+
+    fn go(&self, to: &str, run: Option<&str>, way: Way) -> Result<Resumed> {
         let watch = Stopwatch::start();
         let _one_at_a_time = self.set_out()?;
         let run = self.run(run)?;
@@ -278,8 +312,7 @@ impl Keeper {
         let was_running = before.glance().contains(&Status::Running);
         // Nobody will miss what it would still do; its processor is needed.
         let _ = before.pause_within(GLANCE);
-        let how = Journey { eager, paused, fresh_randomness: false };
-        let (arrival, warm) = match self.arrive(&id, &record, &record.branch, how, Some(&before)) {
+        let (arrival, warm) = match self.arrive(&id, &record, &record.branch, (way, false), Some(&before)) {
             Ok(arrived) => arrived,
             Err(error) => {
                 if was_running {
@@ -299,7 +332,8 @@ impl Keeper {
         });
         self.spares.bury(left);
         self.spares.want_like(&run.body());
-        Ok(Resumed { run: run.name().to_owned(), branch: run.standing().branch, checkpoint: id, time_virtual, took, warm })
+        let (branch, perturbation) = (run.standing().branch, run.body().perturbation());
+        Ok(Resumed { run: run.name().to_owned(), branch, checkpoint: id, time_virtual, took, warm, perturbation })
     }
 
     /// Starts another run from a checkpoint: of this id, or the newest one of a run.
@@ -318,12 +352,14 @@ impl Keeper {
             }
         };
         let name = self.fork_name(fork.name)?;
-        let how = Journey { eager: fork.eager, paused: fork.paused, fresh_randomness: !fork.same_randomness };
-        let (arrival, warm) = self.arrive(&id, &record, &name, how, None)?;
+        let way = Way { eager: fork.eager, paused: fork.paused, perturbation: fork.perturbation };
+        let (arrival, warm) = self.arrive(&id, &record, &name, (way, !fork.same_randomness), None)?;
         let time_virtual = arrival.time_virtual;
         let took = watch.elapsed();
-        self.keep(Arc::new(Run::begin(self.host.clone(), &self.spec, &name, arrival, true)?));
-        Ok(Resumed { run: name.clone(), branch: name, checkpoint: id, time_virtual, took, warm })
+        let run = Run::begin(self.host.clone(), &self.spec, &name, arrival, true)?;
+        let perturbation = run.body().perturbation();
+        self.keep(Arc::new(run));
+        Ok(Resumed { run: name.clone(), branch: name, checkpoint: id, time_virtual, took, warm, perturbation })
     }
 
     /// A checkpoint by what a person typed: `~N` alone is the N-th before the one that the run stands on.
@@ -346,8 +382,16 @@ impl Keeper {
         Ok(record)
     }
 
-    /// A body at the checkpoint: the spare one if it fits, else one that is started now. Captures of the body that it is to replace go on in it.
-    fn arrive(&self, id: &CheckpointId, record: &Record, branch: &str, how: Journey, from: Option<&Body>) -> Result<(Arrival, bool)> {
+    /// A body at the checkpoint, on this way and with fresh randomness or not: the spare one if it fits, else one that is started now. Captures of the body that it is to
+    /// replace go on in it.
+    fn arrive(
+        &self,
+        id: &CheckpointId,
+        record: &Record,
+        branch: &str,
+        (way, fresh_randomness): (Way, bool),
+        from: Option<&Body>,
+    ) -> Result<(Arrival, bool)> {
         // A process that waits may die like any other.
         let ready = self.spares.take(|body| fits(body, id, record) && body.glance().iter().all(|status| *status == Status::Paused));
         let warm = ready.is_some();
@@ -358,7 +402,8 @@ impl Keeper {
         if let (Some(fabric), Some(left)) = (body.fabric(), from.and_then(Body::fabric)) {
             fabric.share_captures(left);
         }
-        let arrival = travel(&self.host, body, id, record, branch, how);
+        let how = Journey { eager: way.eager, paused: way.paused, fresh_randomness };
+        let arrival = travel_perturbed(&self.host, body, id, record, branch, how, way.perturbation);
         self.report("", Progress::default());
         Ok((arrival?, warm))
     }
@@ -404,6 +449,10 @@ impl Keeper {
 
     /// Ends a run, or all of them and the keeper with them. What they did since their last checkpoints is gone.
     pub fn down(&self, run: Option<&str>) -> Result<Vec<String>> {
+        if run.is_none() {
+            // Else a journey, or a machine, that waits for a remote would hold all of it up.
+            self.stop_loading();
+        }
         let _no_journey = self.journey.lock().expect("nobody panics with the lock");
         let ended: Vec<_> = match run {
             Some(name) => vec![self.run(Some(name))?],
@@ -416,6 +465,7 @@ impl Keeper {
         drop(runs);
         if last {
             self.over.store(true, Ordering::Relaxed);
+            self.stop_loading();
             self.stop_threads();
             self.spares.end();
         }
@@ -483,6 +533,10 @@ impl Keeper {
     /// Takes a checkpoint of every run that runs. Returns what went wrong.
     fn tick(&self) -> Option<String> {
         let mut trouble = None;
+        if self.loading().is_some() {
+            // They begin when all of the checkpoint is here that the run came from.
+            return None;
+        }
         for run in self.runs() {
             let body = run.body();
             let statuses = body.glance();

@@ -22,17 +22,20 @@ pub enum Choice {
     KvmLog,
     /// KVM's dirty ring.
     KvmRing,
+    /// KVM's read-only memory.
+    KvmStore,
 }
 
 impl Choice {
     /// What people call each of them.
-    pub const NAMES: [(&str, Self); 6] = [
+    pub const NAMES: [(&str, Self); 7] = [
         ("auto", Self::Auto),
         ("scan", Self::Scan),
         ("userfault", Self::Userfault),
         ("compare", Self::Compare),
         ("kvm-log", Self::KvmLog),
         ("kvm-ring", Self::KvmRing),
+        ("kvm-store", Self::KvmStore),
     ];
 }
 
@@ -103,6 +106,7 @@ impl Choice {
             }
             Self::KvmLog => "KVM notes what processors write, for machines under KVM; knows no page to equal a block of a disk",
             Self::KvmRing => "KVM notes what processors write, in rings",
+            Self::KvmStore => "KVM decodes each store of a processor, and names its words",
         }
     }
 
@@ -119,12 +123,15 @@ impl Choice {
                 scan()
             }
             Self::KvmRing => Err(unavailable(RING_IS_TAKEN.to_owned())),
+            Self::KvmStore => Err(unavailable(EVERY_STORE_EXITS.to_owned())),
         }
     }
 }
 
 /// See docs/decisions/.
 const RING_IS_TAKEN: &str = "QEMU either has no dirty ring or empties it itself, and a ring has one reader";
+
+const EVERY_STORE_EXITS: &str = "each store of a machine would leave KVM; it is for small guests that hold a program's data";
 
 #[cfg(test)]
 mod tests {

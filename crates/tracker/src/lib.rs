@@ -1,24 +1,37 @@
-//! Which pages of a guest's memory were written: one trait, one file a mechanism.
+//! Which pages of memory, a guest's or a program's, were written: one trait, one file a mechanism.
 //!
 //! - [`scan`]: `PAGEMAP_SCAN` over memory under asynchronous write-protection
 //! - [`userfault`]: synchronous write-protection: a write waits until it is noted
 //! - [`compare`]: comparison of all memory by hash
 //! - [`kvm`]: KVM's dirty log or dirty ring for the guest's processors, beside a scan for everybody else
+//! - [`trap`]: writes as signals: page tracking and emulation, for memory of the process itself
+//! - [`soft_dirty`]: the soft-dirty bits of the page tables
+//! - [`difference`]: another tracker, made finer: word by word; [`words`]: what such a one names
 //! - [`choice`]: which of them this host can do, and which one to take
 //!
 //! A tracker knows addresses and pages. It knows neither what is in them nor who wants to know.
 
 pub mod choice;
 pub mod compare;
+pub mod difference;
 pub mod kvm;
 pub mod scan;
+pub mod soft_dirty;
+#[cfg(target_arch = "x86_64")]
+pub mod trap;
 pub mod userfault;
+pub mod words;
 
 pub use choice::{Choice, Standing};
 pub use compare::CompareTracker;
+pub use difference::DifferenceTracker;
 pub use kvm::{KvmNotes, KvmTracker};
 pub use scan::ScanTracker;
+pub use soft_dirty::SoftDirtyTracker;
+#[cfg(target_arch = "x86_64")]
+pub use trap::TrapTracker;
 pub use userfault::{UserfaultTracker, WriteLog};
+pub use words::{ALL_WORDS, WordMask, Words};
 
 use fermata_types::{PageNumber, PageSet};
 use std::{io, ops::Range, sync::Arc};
@@ -50,7 +63,7 @@ pub enum Error {
 /// What trackers return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Watches a guest's memory for writes.
+/// Watches memory for writes: a guest's, or an area of a program.
 ///
 /// A page whose content changed between two calls of `take` is named by the second one; naming another page is allowed and only costs time, as long as it is there: one that still has to be restored must not be named, for its content would be taken from a hole.
 /// Pages are numbered from the start of the guest's memory.
@@ -62,6 +75,16 @@ pub trait Tracker: Send {
     ///
     /// For one instant of all the memory, the writers must stand still.
     fn take(&mut self) -> Result<PageSet>;
+
+    /// The same as finely as the mechanism knows: words of pages, or pages.
+    fn take_words(&mut self) -> Result<Words> {
+        Ok(self.take()?.into())
+    }
+
+    /// The kernel will write to these pages for a system call, before the next `take`. Only trackers under which such a call would fail have to do anything.
+    fn expect_writes(&mut self, _pages: Range<PageNumber>) -> Result<()> {
+        Ok(())
+    }
 
     /// A way to watch single pages again, if this tracker has one. It works beside `take`, and from any thread.
     fn protector(&self) -> Option<Arc<dyn Protector>> {

@@ -4,6 +4,7 @@
 //! - [`id`]: names of things by the hash of what they are, and ids of what has no content
 //! - [`page`]: page size, page numbers, sets of pages, the root of a page table
 //! - [`part`]: the state of one part of an experiment inside a checkpoint
+//! - [`perturbation`]: what is made different in a replay
 //! - [`sieve`]: how many pages of a checkpoint fell into which class
 //! - [`time`]: virtual time
 //!
@@ -13,6 +14,7 @@ pub mod composition;
 pub mod id;
 pub mod page;
 pub mod part;
+pub mod perturbation;
 pub mod sieve;
 pub mod time;
 
@@ -20,5 +22,6 @@ pub use composition::{Composition, Use};
 pub use id::{BlobName, CheckpointId, ImageId, MachineId, NodeName, PackId, PageName, ParseIdError};
 pub use page::{FANOUT, Mapped, PAGE_SIZE, POISON, POISON_PAGE, PageBuf, PageNumber, PageSet, Root, ZERO_PAGE};
 pub use part::{PartKind, PartState};
+pub use perturbation::Perturbation;
 pub use sieve::{ClassTimes, Distances, PageCounts};
 pub use time::VirtualTime;

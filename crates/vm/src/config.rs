@@ -75,6 +75,9 @@ pub struct MachineConfig {
     /// The Ethernet address of its control interface, by which people come in from this host. Most machines have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control: Option<String>,
+    /// Behind its control interface somebody answers the guest: see [`Place::services_socket`]. Most machines have nobody there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub services: bool,
 }
 
 fn is_right(ahead_ms: &i64) -> bool {
@@ -100,6 +103,8 @@ const NET_SLOT: u32 = 16;
 
 /// QEMU's name for the network behind the control interface.
 pub(crate) const CONTROL: &str = "control";
+/// QEMU's name for what leads to whoever answers the guest there.
+const SERVICES: &str = "services";
 /// The place of the control interface on the PCI bus: beside functions of the chipset, behind all others. So a guest that counts its interfaces counts it last.
 const CONTROL_PLACE: &str = "0x1f.6";
 /// The place of the balloon on the PCI bus: there too, where it takes nobody's.
@@ -108,6 +113,8 @@ const BALLOON_PLACE: &str = "0x1f.5";
 const CONTROL_NET: &str = "198.18.0.0/24";
 /// The guest's address there. It is given to a guest that asks by DHCP.
 pub const CONTROL_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 15);
+/// The address there of whoever answers the guest. QEMU's own network has others (2, 3 and 4).
+pub const SERVICES_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 /// Bits of that network's prefix.
 pub const CONTROL_PREFIX: u8 = 24;
 
@@ -141,6 +148,16 @@ impl Place {
     /// Where the vhost-user-net server of a network interface listens.
     pub fn net_socket(&self, net: u32) -> PathBuf {
         self.file(&format!("net{net}.sock"))
+    }
+
+    /// Where whoever answers the guest behind its control interface gets its frames: a datagram each.
+    pub fn services_socket(&self) -> PathBuf {
+        self.file("services.sock")
+    }
+
+    /// Where QEMU takes frames for the guest from there.
+    pub fn services_answers(&self) -> PathBuf {
+        self.file("answers.sock")
     }
 
     /// The serial console.
@@ -311,9 +328,24 @@ fn devices(line: &mut Line, config: &MachineConfig, id: &MachineId, place: &Plac
     if let Some(mac) = &config.control {
         // Restricted: nothing comes in but through ports that are forwarded, and nothing gets out.
         line.add("-netdev", format!("user,id={CONTROL},net={CONTROL_NET},dhcpstart={CONTROL_ADDRESS},restrict=on,ipv6=off"));
+        let behind = if config.services { services(line, place) } else { CONTROL.to_owned() };
         let quiet = "romfile=,guest_announce=off,disable-legacy=on";
-        line.add("-device", format!("virtio-net-pci,id={CONTROL}0,netdev={CONTROL},mac={mac},addr={CONTROL_PLACE},{quiet}"));
+        line.add("-device", format!("virtio-net-pci,id={CONTROL}0,netdev={behind},mac={mac},addr={CONTROL_PLACE},{quiet}"));
     }
+}
+
+/// A hub before QEMU's user network, at which there is somebody else too: the user network, restricted, drops every datagram of the guest's. The guest's device is the
+/// same as without. Returns the hub's port for it.
+fn services(line: &mut Line, place: &Place) -> String {
+    let path = |path: PathBuf| escape(&path.to_string_lossy());
+    let (from, to) = (path(place.services_answers()), path(place.services_socket()));
+    line.add("-netdev", format!("dgram,id={SERVICES},local.type=unix,local.path={from},remote.type=unix,remote.path={to}"));
+    let port = |name: &str| format!("hub-{name}");
+    for name in [CONTROL, SERVICES] {
+        line.add("-netdev", format!("hubport,id={},hubid=0,netdev={name}", port(name)));
+    }
+    line.add("-netdev", format!("hubport,id={},hubid=0", port("guest")));
+    port("guest")
 }
 
 #[derive(Default)]

@@ -266,6 +266,7 @@ pub(crate) mod tests {
             disks: 0,
             nets: Vec::new(),
             control: None,
+            services: false,
         }
     }
 

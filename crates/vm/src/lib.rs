@@ -48,7 +48,7 @@ mod watch;
 pub use agent::{Agent, Begun, Execution, Visit};
 pub use capture::{CaptureMode, CaptureOptions};
 pub use changed::changed_by_use;
-pub use config::{Accel, CONTROL_ADDRESS, CONTROL_PREFIX, MachineConfig, NETS_MAX, Net, Place};
+pub use config::{Accel, CONTROL_ADDRESS, CONTROL_PREFIX, MachineConfig, NETS_MAX, Net, Place, SERVICES_ADDRESS};
 pub use core_file::{CoreFile, CoreTold};
 pub use error::{Error, Result};
 pub use fermata_tracker::{Choice as TrackerChoice, Standing as TrackerStanding};

@@ -320,6 +320,8 @@ impl Machine {
     /// Waits until the guest runs, at most so long.
     pub fn finish_run(&self, Running(asked, _held_back): Running, patience: Duration) -> Result<()> {
         self.monitor.answer::<qmp::cont>(asked, patience).inspect_err(|_| self.monitor.forget(asked))?;
+        // QEMU answers before it gives up the lock that its processors wait for. Whoever reads the answer on QEMU's own processor keeps it from doing so.
+        priority::after_you();
         Ok(())
     }
 

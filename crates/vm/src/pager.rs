@@ -121,6 +121,10 @@ impl Pager {
             if told.recv().is_ok() {
                 // The guest runs, and waits for pages that it touches. As many threads as there are processors would else take half of its time until all is there.
                 priority::go_last();
+                // What is still on a remote is fetched by somebody else, and comes one page at a time until then.
+                if !shared.store.await_away(&|| shared.memory().is_some()) {
+                    return Ok(());
+                }
                 shared.fill()?;
                 remember(shared.touched_first.lock().expect("nobody panics with the lock").clone());
             }

@@ -36,7 +36,7 @@ fn tracker(standing: fermata_experiment::TrackerStanding) -> Finding {
     match (standing.missing, tracker) {
         (None, _) if standing.chosen => good(&what, format!("taken by default: {}", tracker.about())),
         (None, _) => good(&what, tracker.about()),
-        (Some(missing), TrackerChoice::KvmLog | TrackerChoice::KvmRing) => unneeded(&what, missing),
+        (Some(missing), TrackerChoice::KvmLog | TrackerChoice::KvmRing | TrackerChoice::KvmStore) => unneeded(&what, missing),
         (Some(missing), _) => limited(
             &what,
             missing,

@@ -8,6 +8,7 @@ use crate::{
     instant::span,
     interrupt,
     out::{Failure, Paint, Style},
+    perturb::Perturb,
     pick, progress,
     table::{Cell, Set, Table},
     text,
@@ -17,6 +18,7 @@ use condition::{Condition, Each, product};
 use fermata_api::{
     Client, Service, local,
     trials::{Lab, Trial},
+    types::Perturbation,
     values::{LinkEnd, LinkRequest, Problem, Tried, TriedOnce},
 };
 
@@ -27,7 +29,8 @@ use fermata_api::{
 /// happens; only --keep leaves them.
 ///
 /// A condition is a property of a link as `fermata link` has it (rate, delay, jitter, loss, duplicate, reorder, queue, discipline), or a variable of the environment, in capitals, of
-/// the script and of commands that --before runs. Several --each are tried in all combinations.
+/// the script and of commands that --before runs; or perturb with seeds, by which all links do otherwise than they did, as --vary and --within say. Several --each are tried in all
+/// combinations.
 ///
 /// The script is given to a shell of this host, with FERMATA_EXPERIMENT, FERMATA_RUN and the condition in its environment, those of links in capitals
 /// (LOSS); with --in to a shell in a guest.
@@ -36,6 +39,7 @@ use fermata_api::{
 Examples:
   fermata try main --for 20s --each loss=0%,1%,5% --in a --run 'tail -n 1 /var/log/transfer'
   fermata try 1f0c42 --for 10s --each loss=0%,1% --each delay=1ms,50ms --link a:eth1 --run 'fermata exec $FERMATA_RUN:b -- cat /tmp/rate'
+  fermata try main~3 --for 10s --each perturb=1,2,3,4 --vary order --within 5ms --run ./is-consistent
   fermata try known-good --for 1m --each CC=cubic,bbr --before 'a: sysctl -w net.ipv4.tcp_congestion_control=$CC' --in a --run ./measure --json
   fermata try main~3 --for 5s --run 'fermata exec $FERMATA_RUN:m1 -- systemctl is-active app' --keep")]
 pub struct Try {
@@ -66,6 +70,8 @@ pub struct Try {
     /// Let the forks go on afterwards
     #[arg(long)]
     keep: bool,
+    #[command(flatten)]
+    perturb: Perturb,
 }
 
 /// A machine and a command for it.
@@ -83,12 +89,14 @@ impl Try {
         if self.link.is_some() && !changes_links {
             return Err(Failure::Misuse("--link is for what --each says of a link, such as loss=0%,5%".to_owned()));
         }
+        let perturbations = self.perturbations(&conditions)?;
         let (experiment, keeper) = pick::keeper(context)?;
         let stored = pick::stored(context)?;
         let link = if changes_links { Some(link(&keeper, self.link.clone())?) } else { None };
         let from = local::show(&stored.store, Some(&stored.experiment), &stored.name(&self.checkpoint))?;
-        let trial = |condition: &Condition| Trial {
+        let trial = |(condition, perturbation): (&Condition, Option<Perturbation>)| Trial {
             from: from.id,
+            perturbation,
             changes: link.iter().cloned().zip(condition.change.clone()).collect(),
             before: self.before.clone(),
             variables: condition.variables(),
@@ -97,7 +105,7 @@ impl Try {
             machine: self.machine.clone(),
             keep: self.keep,
         };
-        let trials: Vec<_> = conditions.iter().map(trial).collect();
+        let trials: Vec<_> = conditions.iter().zip(perturbations).map(trial).collect();
         let lab = Lab::new(keeper.clone(), &experiment, interrupt::watch()?);
         let side_by_side = usize::from(self.side_by_side);
         // A line for each as it comes, where nobody sees a bar; the table comes at the end.
@@ -116,6 +124,18 @@ impl Try {
         let keys: Vec<_> = self.each.iter().map(|each| each.key.clone()).collect();
         context.out.answer(&tried, |style| text(&tried, &keys, style))?;
         Ok(u8::from(tried.trials.iter().any(|trial| trial.problem.is_some())))
+    }
+}
+
+impl Try {
+    /// What the links do otherwise under each condition, if anything. One seed holds for all that have none of their own.
+    fn perturbations(&self, conditions: &[Condition]) -> std::result::Result<Vec<Option<Perturbation>>, Failure> {
+        let own = conditions.iter().any(|condition| condition.seed.is_some());
+        if own && self.perturb.has_seed() {
+            return Err(Failure::Misuse("--each perturb=... says the seeds: leave --perturb out".to_owned()));
+        }
+        let for_all = if own { None } else { self.perturb.perturbation()? };
+        conditions.iter().map(|condition| condition.seed.map(|seed| self.perturb.by(seed)).transpose().map(|own| own.or(for_all))).collect()
     }
 }
 
@@ -174,7 +194,10 @@ fn text(tried: &Tried, keys: &[String], style: &Style) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{args::Cli, commands::samples::id};
+    use crate::{
+        args::Cli,
+        commands::{Command, samples::id},
+    };
     use clap::Parser;
     use fermata_api::values::Outcome;
 
@@ -219,9 +242,24 @@ LOSS     CC  STATUS       AT    TOOK  RUN     RESULT
             &["--run", "true", "--for", "soon"],
             &["--run", "true", "--before", "no colon"],
             &["--run", "true", "--side-by-side", "0"],
+            &["--run", "true", "--each", "perturb=one"],
         ] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn seeds_are_conditions() {
+        let tried = |line: &str| match Cli::try_parse_from(format!("fermata try main --run true {line}").split(' ')).unwrap().command {
+            Command::Try(tried) => tried.perturbations(&product(&tried.each)).map_err(|failure| failure.status()),
+            other => panic!("{other:?}"),
+        };
+        let by = |seed| Some(Perturbation { seed, order: true, within_ns: 5_000_000, ..Perturbation::default() });
+        assert_eq!(tried("--each perturb=1,2 --vary order --within 5ms"), Ok(vec![by(1), by(2)]));
+        assert_eq!(tried("--each loss=0%,1% --perturb=3 --vary order --within 5ms"), Ok(vec![by(3), by(3)]));
+        assert_eq!(tried("--each loss=0%,1%"), Ok(vec![None, None]));
+        assert_eq!(tried("--each perturb=1 --perturb=2"), Err(2));
+        assert_eq!(tried("--each loss=0% --vary order"), Err(2));
     }
 
     #[test]

@@ -106,6 +106,7 @@ impl Bisect {
     fn trial(&self, checkpoint: &Checkpoint) -> Trial {
         Trial {
             from: checkpoint.id,
+            perturbation: None,
             changes: vec![],
             before: vec![],
             variables: vec![("FERMATA_CHECKPOINT".to_owned(), checkpoint.id.to_string())],

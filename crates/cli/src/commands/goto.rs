@@ -5,6 +5,7 @@ use crate::{
     complete,
     instant::Instant,
     out::{Failure, Paint, Style},
+    perturb::{self, Perturb},
     pick,
     progress::{self, Meter},
     text,
@@ -24,6 +25,9 @@ use fermata_api::{
 /// lead to the one it stands on) or that of --branch, runs until then, and stands still there; it says how late it stopped. From a checkpoint on a guest is the same
 /// again, but what comes from outside may come at another time. An instant that is still to come is waited for, and nothing is lost: so is +5s. Ctrl-C
 /// stops the run where it is.
+///
+/// Links do what they did, with the same luck. With --perturb they do otherwise within bounds, drawn from a seed that `log` and `show` tell: the same seed is the same variation of
+/// the links. What the guests make of it is theirs.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -33,7 +37,9 @@ Examples:
   fermata goto known-good --eager --paused
   fermata goto 95.3s
   fermata goto 1m35.3s --branch main --go-on
-  fermata goto +5s")]
+  fermata goto +5s
+  fermata goto main~3 --perturb
+  fermata goto 95.3s --perturb=7 --vary timing,luck --within 0.5ms")]
 pub struct Goto {
     /// The checkpoint: the beginning of its id, a tag, or a branch for its newest, each with ~N for the N-th before it, ~N alone counting from where the run is; or an
     /// instant such as 95.3s, unless a tag or a branch is called that
@@ -54,6 +60,8 @@ pub struct Goto {
     /// Let the machine go on from the instant
     #[arg(long, conflicts_with = "paused")]
     go_on: bool,
+    #[command(flatten)]
+    perturb: Perturb,
 }
 
 impl Goto {
@@ -77,7 +85,8 @@ impl Goto {
 
     /// What is asked for. A checkpoint that is called like an instant goes before it.
     fn request(self, is_checkpoint: impl Fn(&str) -> bool) -> std::result::Result<GotoRequest, Failure> {
-        let Self { to, run, branch, eager, paused, go_on } = self;
+        let perturbation = self.perturb.perturbation()?;
+        let Self { to, run, branch, eager, paused, go_on, .. } = self;
         let when = to.parse::<Instant>().ok().map(|Instant(when)| when).filter(|_| !is_checkpoint(&to));
         let misuse = match when {
             None if branch.is_some() => Some("--branch says on which line an instant is meant, such as 95.3s"),
@@ -89,7 +98,7 @@ impl Goto {
             return Err(Failure::Misuse(misuse.to_owned()));
         }
         let to = if when.is_some() { branch.unwrap_or_default() } else { to };
-        Ok(GotoRequest { to, run, eager, paused, when, go_on })
+        Ok(GotoRequest { to, run, eager, paused, when, go_on, perturbation })
     }
 }
 
@@ -102,17 +111,18 @@ pub fn text(resumed: &Resumed, verb: &str, quiet: bool, style: &Style) -> String
     let checkpoint = style.paint(Paint::Id, &resumed.checkpoint.short());
     let branch = style.paint(Paint::Name, &text::harmless(&resumed.branch));
     let warm = if resumed.warm { "" } else { " (no spare process stood ready)" };
-    let took = text::ms(resumed.resume_ms);
+    let (took, perturbed) = (text::ms(resumed.resume_ms), perturb::told(resumed.perturbation.as_ref()));
     match &resumed.reached {
         None => {
-            format!("{run} {verb} {checkpoint}, {}, on branch {branch}; resumed in {took}{warm}", text::instant(resumed.time_virtual_ns))
+            let at = text::instant(resumed.time_virtual_ns);
+            format!("{run} {verb} {checkpoint}, {at}, on branch {branch}; resumed in {took}{warm}{perturbed}")
         }
         Some(reached) => {
             let (there, ran) = (arrived(reached), text::instant(reached.ran_ns));
             if reached.went {
-                format!("{run} {there}, {ran} behind {checkpoint}, on branch {branch}; resumed in {took}{warm}")
+                format!("{run} {there}, {ran} behind {checkpoint}, on branch {branch}; resumed in {took}{warm}{perturbed}")
             } else {
-                format!("{run} {there}, on branch {branch}; it ran on for {ran}")
+                format!("{run} {there}, on branch {branch}; it ran on for {ran}{perturbed}")
             }
         }
     }
@@ -146,6 +156,7 @@ mod tests {
             time_virtual_ns: 4_000_000_000,
             branch: "main.1".into(),
             reached: None,
+            perturbation: None,
         }
     }
 

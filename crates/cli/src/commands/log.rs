@@ -14,7 +14,7 @@ use crate::{
 use clap::Args;
 use fermata_api::{
     local,
-    types::{PageCounts, PartKind},
+    types::{PageCounts, PartKind, Perturbation},
     values::{Checkpoint, Problem, RunAt, When},
 };
 use history::{History, Range};
@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// List the checkpoints, the newest first
 ///
 /// A line for each: id, virtual time (what the guest sees), pause, bytes stored, pages written since the one before, where branches end and what is
-/// tagged, message. Needs no running experiment. `--json` prints an array in the same order, and of each what `fermata show --json` tells.
+/// tagged, message, and before it the seed of a replay that was perturbed. Needs no running experiment. `--json` prints an array in the same order, and of each what `fermata show --json` tells.
 ///
 /// With --graph: the tree, with the time of day (UTC) at which each was taken, and above the checkpoint that it stands on each run that lives, as an `o` with its
 /// virtual time now and what it does.
@@ -82,7 +82,7 @@ fn virtual_time(text: &str) -> std::result::Result<u64, String> {
 impl Log {
     pub fn run(self, context: &Context) -> Result {
         let stored = pick::stored(context)?;
-        let mut history = History::new(local::log(&stored.store, Some(&stored.experiment))?);
+        let mut history = History::new(self.checkpoints(&stored)?);
         if history.checkpoints.is_empty() && !stored.lives {
             let message =
                 format!("the store {} has no checkpoint of {}; `fermata ls` shows what runs", stored.store.display(), stored.experiment);
@@ -108,6 +108,18 @@ impl Log {
             false => text(&history, &shown, self.graph, &columns, style),
         })?;
         Ok(0)
+    }
+
+    /// All checkpoints, children after their parents; or the few that are asked for, if they can be told without the others.
+    fn checkpoints(&self, stored: &pick::Stored) -> std::result::Result<Vec<Checkpoint>, Problem> {
+        if let (Some(number), false, None, None, None) = (self.number, self.graph, self.at, &self.since, &self.until) {
+            let newest = local::newest_of(&stored.store, &stored.experiment, self.branch.as_deref(), number.max(1))?;
+            if let Some(mut newest) = newest.filter(|newest| !newest.is_empty()) {
+                newest.reverse();
+                return Ok(newest);
+            }
+        }
+        local::log(&stored.store, Some(&stored.experiment))
     }
 
     fn range(&self, history: &History, stored: &pick::Stored) -> std::result::Result<Range, Failure> {
@@ -293,7 +305,11 @@ fn cells_of(checkpoint: &Checkpoint) -> Vec<Cell> {
 }
 
 fn message(checkpoint: &Checkpoint) -> String {
-    text::harmless(checkpoint.message.as_deref().unwrap_or_default().lines().next().unwrap_or_default())
+    let message = text::harmless(checkpoint.message.as_deref().unwrap_or_default().lines().next().unwrap_or_default());
+    match checkpoint.perturbation {
+        None => message,
+        Some(Perturbation { seed, .. }) => format!("[perturbed {seed}] {message}").trim_end().to_owned(),
+    }
 }
 
 fn cells_in_tree(checkpoint: &Checkpoint, one_day: bool) -> Vec<Cell> {

@@ -8,14 +8,15 @@ use crate::{
 };
 use clap::Args;
 use fermata_api::{
-    local,
+    local, swapping,
     types::CheckpointId,
-    values::{Experiment, ExperimentState, Machine, MachineState, Run},
+    values::{Experiment, ExperimentState, Loading, Machine, MachineState, Run, SwappedMachine, SwappedOut},
 };
 use std::collections::HashMap;
 
 /// List experiments, their runs and machines
 ///
+/// An experiment that is `swapped out` comes back with `fermata swapin`. A machine is `waiting` when it needs something that is still on a remote, which cannot be read.
 /// An experiment is `dead` when its keeper is gone without having been told to; `fermata goto ID` brings it back from any of its checkpoints, and
 /// `fermata down` clears away what is left of it.
 #[derive(Debug, Args)]
@@ -28,6 +29,11 @@ pub struct Ls {}
 impl Ls {
     pub fn run(self, context: &Context) -> Result {
         let mut experiments = local::experiments(context.global.store.as_deref())?;
+        let store = local::store_path(context.global.store.clone());
+        // One that comes back, or died doing so, is shown as what it is now.
+        let swapped = swapping::swapped_experiments(&store)?;
+        let out: Vec<_> = swapped.into_iter().filter(|out| experiments.iter().all(|known| known.name != out.name)).collect();
+        experiments.extend(out);
         experiments.retain(|experiment| context.experiment().is_none_or(|name| name == experiment.name));
         let out = &context.out;
         out.answer(&experiments, |style| {
@@ -72,7 +78,9 @@ fn text(experiments: &[Experiment], pauses: &HashMap<CheckpointId, f64>, style: 
                 table.row(row(experiment, run, machine, pauses));
             }
         }
-        if experiment.runs.is_empty() {
+        if let Some(swapped) = &experiment.swapped {
+            swapped.machines.iter().for_each(|machine| table.row(swapped_row(swapped, machine)));
+        } else if experiment.runs.is_empty() {
             table.row(vec![Cell::new(Paint::Name, text::harmless(&experiment.name)), "-".into(), "-".into(), state(experiment, None)]);
         }
     }
@@ -95,9 +103,30 @@ fn row(experiment: &Experiment, run: &Run, machine: &Machine, pauses: &HashMap<C
     ]
 }
 
+fn swapped_row(swapped: &SwappedOut, machine: &SwappedMachine) -> Vec<Cell> {
+    vec![
+        Cell::new(Paint::Name, text::harmless(&swapped.experiment)),
+        "-".into(),
+        text::harmless(&machine.name).into(),
+        Cell::new(Paint::Dim, "swapped out"),
+        text::bytes(machine.memory_bytes).into(),
+        machine.cpus.to_string().into(),
+        text::harmless(&machine.accel).into(),
+        Cell::new(Paint::Id, swapped.checkpoint.short()),
+        "-".into(),
+        text::harmless(&swapped.branch).into(),
+    ]
+}
+
 fn state(experiment: &Experiment, machine: Option<&Machine>) -> Cell {
     let (paint, word) = match (experiment.state, machine.map(|machine| machine.state)) {
         (ExperimentState::Dead, _) => (Paint::Bad, "dead"),
+        (ExperimentState::Swapped, _) => (Paint::Dim, "swapped out"),
+        (_, Some(MachineState::Running | MachineState::Paused | MachineState::Silent))
+            if experiment.loading.as_ref().is_some_and(|loading| loading.waiting.is_some()) =>
+        {
+            (Paint::Bad, "waiting")
+        }
         (_, Some(MachineState::Running)) if machine.is_some_and(|machine| !machine.starved.is_empty()) => (Paint::Bad, "held"),
         (_, Some(state)) => word(state),
         (_, None) => (Paint::Dim, "-"),
@@ -115,6 +144,23 @@ pub fn word(state: MachineState) -> (Paint, &'static str) {
         MachineState::Silent => (Paint::Bad, "silent"),
         MachineState::Gone => (Paint::Bad, "gone"),
     }
+}
+
+/// Where it is, or what is still to come.
+fn about_swapping(experiment: &Experiment) -> Option<String> {
+    let name = &experiment.name;
+    if let Some(swapped) = &experiment.swapped {
+        let place = swapping::whereabouts(swapped.remote.as_ref());
+        return Some(format!("{name}: swapped out since {}, {place}. `fermata swapin {name}` brings it back", swapped.swapped));
+    }
+    let loading = experiment.loading.as_ref()?;
+    let Loading { remote, total_bytes, away_bytes, waiting, trouble, .. } = loading;
+    Some(match (waiting, trouble) {
+        (Some(why), _) => format!("{name}: waiting for remote {remote}, and goes on by itself when that can be read again: {why}"),
+        (None, Some(why)) => format!("{name}: the rest of it does not come from {remote} at present, which is tried again: {why}"),
+        (None, None) if *total_bytes == 0 => format!("{name}: being brought in from {remote}"),
+        (None, None) => format!("{name}: {} of {} still to come from {remote}", text::bytes(*away_bytes), text::bytes(*total_bytes)),
+    })
 }
 
 /// What is not as it should be, and what to do.
@@ -144,6 +190,7 @@ fn remarks(experiments: &[Experiment], style: &Style) -> String {
                 remarks.push(format!("{name}, {}:{}: {} still to be brought in", run.name, machine.name, text::several(missing, "page")));
             }
         }
+        remarks.extend(about_swapping(experiment));
         if let Some(trouble) = &experiment.trouble {
             remarks.push(format!("{name}: {trouble}"));
         }
@@ -177,5 +224,46 @@ other: its keeper is gone. `fermata goto ID -e other` brings it back (`fermata l
 ";
         assert_eq!(text(&[tryout, other], &HashMap::from([(id(5), 4.213)]), &Style::default()), expected);
         assert!(text(&[], &HashMap::new(), &Style::default()).contains("fermata up"));
+    }
+
+    #[test]
+    fn what_is_out_and_what_waits() {
+        let mut away = experiment("away");
+        let machine = SwappedMachine { name: "m1".into(), memory_bytes: 1 << 30, cpus: 2, accel: "tcg".into() };
+        let swapped = SwappedOut {
+            experiment: "away".into(),
+            branch: "main".into(),
+            checkpoint: id(5),
+            time_virtual_ns: 0,
+            swapped_ns: 0,
+            swapped: "2026-11-23T08:00:00Z".into(),
+            remote: None,
+            spec: serde_json::Value::Null,
+            machines: vec![machine],
+            working_sets: [].into(),
+        };
+        (away.state, away.runs, away.swapped) = (ExperimentState::Swapped, vec![], Some(Box::new(swapped)));
+        let mut waits = experiment("waits");
+        let loading = Loading {
+            remote: "/nas".into(),
+            total_bytes: 10 << 20,
+            away_bytes: 5 << 20,
+            asked: 3,
+            waiting: Some("it is gone".into()),
+            trouble: None,
+        };
+        waits.loading = Some(loading.clone());
+        let mut comes = experiment("comes");
+        comes.loading = Some(Loading { waiting: None, ..loading });
+        let expected = "\
+EXPERIMENT  RUN   MACHINE  STATE         MEMORY  CPUS  BY   AT            PAUSE  BRANCH
+away        -     m1       swapped out  1.0 GiB     2  tcg  050505050505      -  main
+waits       main  m1       waiting      1.0 GiB     2  tcg  050505050505      -  main
+comes       main  m1       running      1.0 GiB     2  tcg  050505050505      -  main
+away: swapped out since 2026-11-23T08:00:00Z, in the store. `fermata swapin away` brings it back
+waits: waiting for remote /nas, and goes on by itself when that can be read again: it is gone
+comes: 5.0 MiB of 10.0 MiB still to come from /nas
+";
+        assert_eq!(text(&[away, waits, comes], &HashMap::new(), &Style::default()), expected);
     }
 }

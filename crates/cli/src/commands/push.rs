@@ -176,7 +176,7 @@ impl Clone {
     }
 }
 
-fn only_one(names: Vec<String>) -> std::result::Result<String, Failure> {
+pub(super) fn only_one(names: Vec<String>) -> std::result::Result<String, Failure> {
     match names.as_slice() {
         [only] => Ok(only.clone()),
         [] => Err(Problem::new("nothing is there yet: `fermata push` puts checkpoints there").into()),

@@ -56,6 +56,8 @@ pub fn checkpoint(number: u8, parent: Option<u8>, branch: &str) -> Checkpoint {
         images: vec![],
         network: None,
         down: vec![],
+        links: vec![],
+        perturbation: None,
         runs: vec![],
     }
 }
@@ -120,6 +122,7 @@ pub fn run(name: &str) -> Run {
         branch: name.to_owned(),
         head: Some(id(5)),
         time_virtual_ns: Some(12_000_000_000),
+        perturbation: None,
         machines: vec![machine("m1")],
     }
 }
@@ -134,5 +137,7 @@ pub fn experiment(name: &str) -> Experiment {
         runs: vec![run("main")],
         spare_ready: true,
         trouble: None,
+        loading: None,
+        swapped: None,
     }
 }

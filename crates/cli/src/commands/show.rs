@@ -12,7 +12,7 @@ use clap::Args;
 use fermata_api::{
     local,
     types::{Composition, PAGE_SIZE, PageCounts, Root, Use},
-    values::{Checkpoint, FreeSpace, Part, SavedBytes},
+    values::{Checkpoint, FreeSpace, LinkEnd, Part, SavedBytes},
 };
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ const BAR_LIMITS: (usize, usize) = (20, 120);
 
 /// Tell everything about a checkpoint
 ///
-/// What it consists of, what connects its machines, how its pages fell through the sieve, which of them were stored before and how long ago, what the guest's
+/// What it consists of, what connects its machines and what went over it, how its pages fell through the sieve, which of them were stored before and how long ago, what the guest's
 /// memory was used for, and what the pause and the work behind the guest were spent on. Needs no running experiment.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
@@ -73,8 +73,29 @@ fn text(checkpoint: &Checkpoint, style: &Style) -> String {
     if let Some(network) = &checkpoint.network {
         sections.push(format!("{}{}", title("Network", style), wires::draw(network, &checkpoint.down, style)));
     }
+    if !checkpoint.links.is_empty() {
+        sections.push(format!("{}{}", title("Traffic", style), traffic(&checkpoint.links, style)));
+    }
     sections.push(format!("{}{}", title("Parts", style), parts(checkpoint, style)));
     sections.join("\n")
+}
+
+/// What went over the links since the experiment began, one line for what each interface sent.
+fn traffic(links: &[LinkEnd], style: &Style) -> String {
+    let columns = ["  INTERFACE", "TO", "FRAMES", "BYTES", "DROPPED", "ON THE WAY"];
+    let mut table =
+        Table::new(&columns.map(|column| (column, if column == columns[0] || column == "TO" { Set::Left } else { Set::Right })));
+    for LinkEnd { interface, to, sent, .. } in links {
+        table.row(vec![
+            format!("  {}", text::harmless(interface)).into(),
+            text::harmless(to).into(),
+            text::count(sent.counters.arrived.frames).into(),
+            text::bytes(sent.counters.arrived.bytes).into(),
+            text::count(sent.counters.dropped.total()).into(),
+            text::count(sent.in_flight).into(),
+        ]);
+    }
+    table.render(style)
 }
 
 /// How pages fell through the sieve, and what that saved.
@@ -118,6 +139,9 @@ fn facts(checkpoint: &Checkpoint, style: &Style) -> String {
     }
     fact("created", text::harmless(&checkpoint.created).into());
     fact("virtual time", text::instant(checkpoint.time_virtual_ns).into());
+    if let Some(perturbation) = &checkpoint.perturbation {
+        fact("perturbed", perturbation.to_string().into());
+    }
     fact("pause", text::ms(checkpoint.pause_ms).into());
     if let Some(skew) = &checkpoint.skew {
         let [stop, resume, time] = [skew.stop_ms, skew.resume_ms, skew.time_ms].map(text::ms);

@@ -1,26 +1,9 @@
 //! Real file systems, changed by e2fsprogs, and what was changed.
 
 use super::*;
-use fermata_store::{EachPiece, Result as StoreResult};
+use crate::still::tests::Plain;
 use proptest::prelude::*;
 use std::{fs, path::Path, process::Command};
-
-struct Image(Vec<u8>);
-
-impl Contents for Image {
-    fn bytes(&self) -> u64 {
-        self.0.len() as u64
-    }
-
-    fn read_at(&self, offset: u64, into: &mut [u8]) -> StoreResult<()> {
-        into.copy_from_slice(&self.0[offset as usize..][..into.len()]);
-        Ok(())
-    }
-
-    fn for_each_piece(&self, each: EachPiece<'_>) -> StoreResult<()> {
-        each(0, &self.0)
-    }
-}
 
 fn run(program: &str, arguments: &[&str], path: &Path) {
     let done = Command::new(program).args(arguments).arg(path).output().unwrap_or_else(|error| panic!("{program}: {error}"));
@@ -59,7 +42,7 @@ fn differing(a: &[u8], b: &[u8]) -> PageSet {
 }
 
 /// What became of which file, in short.
-fn told(a: &Image, b: &Image) -> Vec<String> {
+fn told(a: &Plain, b: &Plain) -> Vec<String> {
     let found = compare(a, b, &differing(&a.0, &b.0));
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!((found[0].unread, &found[0].unclear), (0, &None), "{found:?}");
@@ -72,7 +55,7 @@ fn check(options: &[&str]) {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("image");
     make(&path, options);
-    let before = Image(fs::read(&path).unwrap());
+    let before = Plain(fs::read(&path).unwrap());
     assert_eq!(told(&before, &before), Vec::<String>::new());
     let new = place.path().join("new");
     fs::write(&new, vec![b'n'; 12_345]).unwrap();
@@ -82,7 +65,7 @@ fn check(options: &[&str]) {
     // Written over where it lies, so that no inode knows of it: at the end of a file of several blocks.
     let large = after.windows(300_000).position(|window| window.iter().all(|byte| *byte == b'x')).expect("the file lies together");
     after[large + 290_000] = b'y';
-    let after = Image(after);
+    let after = Plain(after);
     let expected = [
         "Changed File /etc/deep/large 300000 300000".to_owned(),
         "Changed Link /etc/link 6 6".to_owned(),
@@ -114,11 +97,11 @@ fn a_file_system_that_was_made_has_all_its_files() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("image");
     make(&path, &[]);
-    let after = Image(fs::read(&path).unwrap());
-    let files = told(&Image(vec![0; after.0.len()]), &after);
+    let after = Plain(fs::read(&path).unwrap());
+    let files = told(&Plain(vec![0; after.0.len()]), &after);
     assert!(files.len() > 600 && files.contains(&"Added File /etc/passwd - 700".to_owned()), "{}", files.len());
     assert!(files.iter().all(|file| file.starts_with("Added ")));
-    let none = Image(vec![0; after.0.len()]);
+    let none = Plain(vec![0; after.0.len()]);
     assert_eq!(compare(&none, &none, &PageSet::new()), []);
 }
 
@@ -127,11 +110,11 @@ fn what_cannot_be_read_is_told() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("image");
     make(&path, &["-b", "4096"]);
-    let before = Image(fs::read(&path).unwrap());
+    let before = Plain(fs::read(&path).unwrap());
     let why = |script: &str| {
         fs::write(&path, &before.0).unwrap();
         debugfs(&path, script);
-        let after = Image(fs::read(&path).unwrap());
+        let after = Plain(fs::read(&path).unwrap());
         compare(&before, &after, &differing(&before.0, &after.0)).remove(0)
     };
     // A directory that is its own child is read once.
@@ -151,7 +134,7 @@ fn there_is_an_end_to_it() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("image");
     make(&path, &[]);
-    let image = Image(fs::read(&path).unwrap());
+    let image = Plain(fs::read(&path).unwrap());
     let disk = Disk(&image);
     let layout = Layout::read(&disk, 0).unwrap().unwrap();
     let recovered = Recovered::read(&disk, &layout).unwrap();
@@ -169,13 +152,13 @@ proptest! {
     #[test]
     fn a_spoiled_file_system_is_read_to_an_end(places in prop::collection::vec((0.0..1.0f64, any::<[u8; 4]>()), 1..40)) {
         let image = spoiled();
-        let mut after = Image(image.clone());
+        let mut after = Plain(image.clone());
         for (place, bytes) in places {
             // Where metadata is: the first groups' descriptors, inodes and directories.
             let at = (place * place * 4e6) as usize;
             after.0[at..at + 4].copy_from_slice(&bytes);
         }
-        let before = Image(image);
+        let before = Plain(image);
         for found in compare(&before, &after, &differing(&before.0, &after.0)) {
             prop_assert!(found.files.windows(2).all(|pair| pair[0].path <= pair[1].path));
         }

@@ -2,11 +2,12 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use fermata_disk::{EachBlock, Pages, Sink};
-use fermata_store::{Class, Result};
+use fermata_store::{Class, Error, Result};
 use fermata_types::{NodeName, PAGE_SIZE, PageBuf, PageName, PageNumber, Root, ZERO_PAGE};
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    fs,
+    fs, io,
+    ops::Range,
     path::{Path, PathBuf},
     sync::Mutex,
 };
@@ -19,6 +20,7 @@ pub struct Memory {
     pages: Mutex<HashMap<PageName, PageBuf>>,
     tables: Mutex<HashMap<NodeName, Table>>,
     on_disk: HashSet<PageName>,
+    damaged: Mutex<HashSet<PageName>>,
 }
 
 fn name(page: &[u8]) -> PageName {
@@ -37,6 +39,11 @@ impl Memory {
             memory.pages.lock().unwrap().insert(name(&page), page);
         }
         Self { on_disk, ..memory }
+    }
+
+    /// From now on a page cannot be read.
+    pub fn damage(&self, page: &[u8]) {
+        self.damaged.lock().unwrap().insert(name(page));
     }
 
     /// Lays a table over the content of an image.
@@ -66,11 +73,21 @@ impl Pages for Memory {
         Ok(())
     }
 
+    /// Two blocks come along on either side.
+    fn along(&self, root: &Root, blocks: Range<PageNumber>, wanted: &dyn Fn(PageNumber) -> bool) -> Result<Range<PageNumber>> {
+        let before = (1..=2).map_while(|step| blocks.start.checked_sub(step)).take_while(|block| wanted(*block)).count();
+        let behind = (blocks.end..root.pages as PageNumber).take(2).take_while(|block| wanted(*block)).count();
+        Ok(blocks.start - before as PageNumber..blocks.end + behind as PageNumber)
+    }
+
     fn read(&self, mut wanted: Vec<(PageNumber, PageName)>, each: EachBlock<'_>) -> Result<()> {
         // In some other order, as a store does.
         wanted.sort_by_key(|(_, name)| *name);
         let pages = self.pages.lock().unwrap();
         for (block, name) in wanted {
+            if self.damaged.lock().unwrap().contains(&name) {
+                return Err(Error::Io { action: "read", path: "a pack".into(), source: io::Error::other("it is damaged") });
+            }
             if !each(block, &pages[&name]) {
                 break;
             }

@@ -12,7 +12,7 @@
 //! - `resolve`: ranges, rules between keys, defaults, absolute paths
 //! - `units`: sizes and intervals
 //! - `network`: links, LANs, interfaces and events
-//! - `ports`: ports of machines that are forwarded from this host
+//! - `ports`: ports of machines that are forwarded from this host; `services`: what answers them there
 //! - `error`: faults, each with its place
 //! - `file`: a specification with the places of its values still known
 //! - `single`: one machine given on the command line alone
@@ -27,6 +27,7 @@ mod ports;
 mod raw;
 mod read;
 mod resolve;
+mod services;
 mod single;
 mod units;
 mod yaml;
@@ -39,8 +40,9 @@ pub use fermata_vm::{CaptureMode, CaptureOptions, FreePages, TrackerChoice};
 
 pub use error::{Fault, FaultKind, Refusal, SpecError};
 pub use file::SpecFile;
-pub use network::{Action, ClockOffset, Endpoint, Event, Ipv4, Link, NodeInterface, ParseEndpointError, Percent, Rate, Time};
+pub use network::{Action, Clock, Endpoint, Event, Ipv4, Link, NodeInterface, ParseEndpointError, Percent, Rate, Time};
 pub use ports::Port;
+pub use services::Service;
 pub use single::SingleOptions;
 pub use units::{ByteSize, Interval, ParseUnitError};
 
@@ -49,7 +51,7 @@ use schemars::{JsonSchema, Schema, generate::SchemaSettings, transform::Recursiv
 use serde::{Deserialize, Serialize, Serializer, ser::SerializeMap};
 use serde_json::Value;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -111,18 +113,26 @@ pub struct Node {
     pub cpu: Option<String>,
     /// Does the same every time. Such a machine has no disk, one processor and no KVM.
     pub deterministic: bool,
-    /// How far its clock is off.
+    /// How far its clock is off, and which time it wakes to.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub clock: Option<ClockOffset>,
+    pub clock: Option<Clock>,
     /// What is said of its interfaces, by name (`eth1`). Those that a link connects and that are not here are left to themselves.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub interfaces: BTreeMap<String, NodeInterface>,
     /// Ports that are forwarded from this host. A machine with any has a control interface.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<Port>,
+    /// What answers it behind its control interface, which a machine with any has too.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub services: BTreeSet<Service>,
 }
 
 impl Node {
+    /// Whether it has an interface outside the experiment's world.
+    pub fn has_control(&self) -> bool {
+        !self.ports.is_empty() || !self.services.is_empty()
+    }
+
     /// RAM of a machine that does not say.
     pub const MEMORY_DEFAULT: ByteSize = ByteSize::mib(1024);
 

@@ -4,10 +4,11 @@
 //! back through it. So the three cannot disagree about keys. Doc comments of the fields are what users see in the schema.
 
 use super::{
-    Accel, ClockOffset, Format,
+    Accel, Clock, Format,
     error::Span,
     network::raw::{InterfaceName, RawEvent, RawInterface, RawLink},
     ports::Port,
+    services::Service,
     units::{ByteSize, Interval},
 };
 use fermata_store::Keep;
@@ -153,14 +154,18 @@ pub(super) struct RawNode {
     /// Run the machine so that it does the same every time: TCG, one instruction a tick, fixed clock and seed. Allows no disk, one processor.
     #[schemars(extend("default" = false))]
     pub deterministic: Option<Spanned<bool>>,
-    /// How far the machine's clock is ahead (+) or behind (-).
-    pub clock: Option<Spanned<ClockOffset>>,
+    /// Which time the machine wakes to when it goes on from a checkpoint or a pause: `virtual`, that at which it stood, or `real`. And how far its clock is ahead (+) or
+    /// behind (-).
+    pub clock: Option<Spanned<Clock>>,
     /// Addresses of interfaces that `links` connect.
     #[schemars(with = "Option<BTreeMap<InterfaceName, RawInterface>>")]
     pub interfaces: Option<BTreeMap<Spanned<InterfaceName>, RawInterface>>,
     /// TCP ports that are reached from this host, by an interface that is no part of the experiment.
     #[schemars(extend("maxItems" = 64))]
     pub ports: Option<Spanned<Vec<Spanned<Port>>>>,
+    /// What answers the machine at 198.18.0.1, by an interface that is no part of the experiment: `ntp` with the time, virtual or real as `clock` says, `dns` with the
+    /// addresses of the machines.
+    pub services: Option<Spanned<Vec<Spanned<Service>>>>,
 }
 
 /// A disk: an image, or an empty one of a size.
@@ -183,7 +188,7 @@ pub(super) struct RawDisk {
 impl RawNode {
     /// Takes from `defaults` what the machine does not say.
     pub fn or(self, defaults: &Self) -> Self {
-        let Self { image, memory, cpus, disks, kernel, initrd, cmdline, accel, cpu, deterministic, clock, interfaces, ports } =
+        let Self { image, memory, cpus, disks, kernel, initrd, cmdline, accel, cpu, deterministic, clock, interfaces, ports, services } =
             defaults.clone();
         Self {
             image: self.image.or(image),
@@ -199,6 +204,7 @@ impl RawNode {
             clock: self.clock.or(clock),
             interfaces: self.interfaces.or(interfaces),
             ports: self.ports.or(ports),
+            services: self.services.or(services),
         }
     }
 }

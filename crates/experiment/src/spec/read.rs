@@ -7,6 +7,7 @@ use super::{
     network,
     ports::Port,
     raw::{Name, RawDisk, RawNode, RawSpec, Spanned},
+    services::Service,
     units::{ByteSize, Interval, shorten},
     yaml::{Data, Entry, Value},
 };
@@ -72,6 +73,7 @@ fn node(value: Value, faults: &mut Faults) -> Option<RawNode> {
         clock: fields.take("clock").and_then(|value| network::read::clock(value, faults)),
         interfaces: fields.take("interfaces").and_then(|value| network::read::interfaces(value, faults)),
         ports: fields.take_entry("ports").and_then(|entry| ports(entry, faults)),
+        services: fields.take_entry("services").and_then(|entry| services(entry, faults)),
     };
     fields.finish(faults);
     Some(node)
@@ -95,6 +97,16 @@ fn ports(entry: Entry, faults: &mut Faults) -> Option<Spanned<Vec<Spanned<Port>>
     };
     let ports = values.into_iter().filter_map(|value| parsed(value, true, Port::EXPECTED, faults)).collect();
     Some(Spanned { value: ports, span: entry.key_span })
+}
+
+fn services(entry: Entry, faults: &mut Faults) -> Option<Spanned<Vec<Spanned<Service>>>> {
+    let Data::List(values) = entry.value.data else {
+        let message = format!("expected a list of services such as [ntp, dns], found {}", entry.value.found());
+        faults.invalid(entry.value.span, "unexpected", message);
+        return None;
+    };
+    let services = values.into_iter().filter_map(|value| choice(value, &Service::NAMES, faults)).collect();
+    Some(Spanned { value: services, span: entry.key_span })
 }
 
 fn disk(value: Value, faults: &mut Faults) -> Option<Spanned<RawDisk>> {

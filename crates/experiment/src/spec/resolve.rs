@@ -278,6 +278,12 @@ impl Resolver<'_> {
         if let Some(ports) = node.ports.as_ref().filter(|ports| !ports.value.is_empty()) {
             offenders.push((&ports.span, "ports", "what comes from outside comes when it likes; remove them"));
         }
+        if let Some(services) = node.services.as_ref().filter(|services| !services.value.is_empty()) {
+            offenders.push((&services.span, "services", "what comes from outside comes when it likes; remove them"));
+        }
+        if let Some(clock) = node.clock.as_ref().filter(|clock| clock.value.real) {
+            offenders.push((&clock.span, "the real time", "its clock counts instructions; write `clock: virtual`"));
+        }
         for (span, what, why) in offenders {
             let message = format!("`{machine}` is deterministic and cannot have {what}: {why}");
             let fault = Fault::new(FaultKind::Invalid, span.clone(), "not deterministic", message);
@@ -305,6 +311,7 @@ impl Resolver<'_> {
             clock: node.clock.map(|clock| clock.value),
             interfaces: interfaces.collect(),
             ports: node.ports.into_iter().flat_map(|ports| ports.value).map(|port| port.value).collect(),
+            services: node.services.into_iter().flat_map(|services| services.value).map(|service| service.value).collect(),
         }
     }
 

@@ -82,6 +82,7 @@ fn node(image: Option<&Path>, options: SingleOptions, faults: &mut Faults) -> Ra
         clock: None,
         interfaces: None,
         ports: None,
+        services: None,
     }
 }
 

@@ -183,7 +183,7 @@ fn unknown_and_repeated_keys() {
     refused(&m1("disks:\n- {image: x, read_only: true}"), "5:18: unknown key `read_only`; did you mean `read-only`?");
     refused(
         &m1("image: x\nzzz: 1"),
-        "5:5: unknown key `zzz`; a machine has the keys image, memory, cpus, disks, kernel, initrd, cmdline, accel, cpu, deterministic, clock, interfaces, ports",
+        "5:5: unknown key `zzz`; a machine has the keys image, memory, cpus, disks, kernel, initrd, cmdline, accel, cpu, deterministic, clock, interfaces, ports, services",
     );
     refused(
         "name: a\nversion: 2\nnodes: {m1: {image: x}}",
@@ -616,6 +616,11 @@ fn spec() -> impl Strategy<Value = Spec> {
             deterministic,
             clock: None,
             interfaces: BTreeMap::new(),
+            services: if deterministic {
+                BTreeSet::new()
+            } else {
+                ports.iter().map(|port| if port.guest.get() % 2 == 0 { Service::Ntp } else { Service::Dns }).collect()
+            },
             ports: if deterministic { Vec::new() } else { ports },
         }
     });

@@ -2,7 +2,7 @@
 //! the name of a branch, or which checkpoints were removed. So the index keeps one sum of all those entries: the hashes of each, added up bit by bit
 //! without carry, so that one that comes or goes changes the sum without a look at the others.
 
-use super::{COLLECTIONS, Db, Index, NEXT_IMAGE, NEXT_PACK, name};
+use super::{COLLECTIONS, Db, Index, NEXT_IMAGE, NEXT_PACK, REMOVED_BYTES, name};
 use crate::Result;
 use heed::{RoTxn, RwTxn};
 
@@ -15,7 +15,7 @@ impl Index {
     pub fn is_as_written(&self, read: &RoTxn<'_>) -> Result<bool> {
         let mut all_known = true;
         self.scan(read, &self.meta, &[0], |key, _| {
-            all_known &= [NEXT_PACK, NEXT_IMAGE, COLLECTIONS, GUARD].contains(&key);
+            all_known &= [NEXT_PACK, NEXT_IMAGE, COLLECTIONS, REMOVED_BYTES, GUARD].contains(&key);
             Ok(true)
         })?;
         let kept = self.sum(read)?;
@@ -40,7 +40,9 @@ impl Index {
 
     fn sum_of_all(&self, read: &RoTxn<'_>) -> Result<[u8; HASH]> {
         let mut sum = [0; HASH];
-        for db in [&self.packs, &self.pack_numbers, &self.refs, &self.images, &self.meta, &self.removed, &self.trash, &self.hints] {
+        let guarded =
+            [&self.packs, &self.pack_numbers, &self.refs, &self.images, &self.meta, &self.removed, &self.trash, &self.hints, &self.recent];
+        for db in guarded {
             self.scan(read, db, &[0], |key, value| {
                 if let Some(database) = db.guarded_as().filter(|_| key != GUARD) {
                     add(&mut sum, &hash(database, key, value));

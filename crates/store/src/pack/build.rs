@@ -99,6 +99,11 @@ impl PackBuilder {
         self.end + self.contents.length() + contents::TRAILER as u64
     }
 
+    /// Objects that are in it.
+    pub fn objects(&self) -> usize {
+        self.contents.entries.iter().map(|entry| entry.names.len()).sum()
+    }
+
     /// Adds the record, ends the pack, makes it durable and gives it its place below `shelf`.
     pub fn publish(mut self, id: &CheckpointId, record: &[u8], shelf: &Path) -> Result<Published> {
         self.add_record(id, record)?;

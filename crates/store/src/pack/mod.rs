@@ -12,7 +12,7 @@ pub(crate) mod read;
 
 pub(crate) use build::{PackBuilder, Published, place};
 pub(crate) use frame::{Frame, Kind};
-pub(crate) use read::PackFile;
+pub(crate) use read::{PackFile, unpack};
 
 /// Little-endian integers out of a slice whose length was checked.
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {

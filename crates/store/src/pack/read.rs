@@ -23,6 +23,17 @@ thread_local! {
     static UNPACKER: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
+/// The frame whose bytes these are. The error says what is wrong.
+pub(crate) fn unpack(bytes: &[u8]) -> Result<Frame, String> {
+    UNPACKER.with_borrow_mut(|unpacker| {
+        let unpacker = match unpacker {
+            Some(unpacker) => unpacker,
+            None => unpacker.insert(Decompressor::new().map_err(|error| format!("cannot start to decompress: {error}"))?),
+        };
+        Frame::decode(bytes, unpacker)
+    })
+}
+
 /// A pack, open for reading.
 #[derive(Debug)]
 pub(crate) struct PackFile {
@@ -75,13 +86,7 @@ impl PackFile {
 
     /// The frame whose bytes, which lie at this place, are these.
     pub fn decode(&self, bytes: &[u8], offset: u64, object: &dyn Display) -> Result<Frame> {
-        UNPACKER.with_borrow_mut(|unpacker| {
-            let unpacker = match unpacker {
-                Some(unpacker) => unpacker,
-                None => unpacker.insert(Decompressor::new().map_err(Error::io("start to decompress", &self.path))?),
-            };
-            Frame::decode(bytes, unpacker).map_err(|detail| Error::corrupt(&self.path, offset, object, detail))
-        })
+        unpack(bytes).map_err(|detail| Error::corrupt(&self.path, offset, object, detail))
     }
 
     /// The table of contents, checked against the id of the pack.

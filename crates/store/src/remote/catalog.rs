@@ -100,7 +100,8 @@ pub(super) fn pack_name(id: &PackId) -> String {
 /// The table of contents of a pack, checked against its id; none: it is gone.
 fn contents_of(store: &Store, remote: &dyn Remote, id: &PackId, length: u64) -> Result<Option<Contents>> {
     let cache = cache_of(store, id);
-    if let Some(contents) = fs::read(&cache).ok().and_then(|bytes| decode(&bytes, id)) {
+    // One that has another length now is looked at again.
+    if let Some(contents) = fs::read(&cache).ok().filter(|bytes| ends_at(bytes) == Some(length)).and_then(|bytes| decode(&bytes, id)) {
         return Ok(Some(contents));
     }
     let object = pack_name(id);
@@ -126,6 +127,12 @@ fn contents_of(store: &Store, remote: &dyn Remote, id: &PackId, length: u64) -> 
 fn decode(bytes: &[u8], id: &PackId) -> Option<Contents> {
     let (at, table) = bytes.split_first_chunk()?;
     (hash::contents(table) == *id).then(|| Contents::decode(table, u64::from_le_bytes(*at)).ok()).flatten()
+}
+
+/// The length of the pack that a table lay in.
+fn ends_at(bytes: &[u8]) -> Option<u64> {
+    let (at, table) = bytes.split_first_chunk()?;
+    u64::from_le_bytes(*at).checked_add((table.len() + TRAILER) as u64)
 }
 
 fn cache_of(store: &Store, id: &PackId) -> PathBuf {

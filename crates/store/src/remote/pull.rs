@@ -68,7 +68,20 @@ impl Store {
         self.begin_pull(remote, experiment, ids, options)?.finish(progress)
     }
 
-    /// The same in steps, so that golden images can be fetched before the checkpoints that stand on them.
+    /// The same for somebody who is present already, and who no longer is when it has succeeded.
+    pub(super) fn pull_present(
+        &self,
+        remote: &dyn Remote,
+        experiment: &str,
+        ids: &[CheckpointId],
+        options: &PullOptions,
+        presence: &mut Option<Presence>,
+        progress: &mut dyn FnMut(CopyStage, Progress),
+    ) -> Result<Pulled> {
+        self.begin(remote, experiment, ids, options, None)?.finish_present(presence, progress)
+    }
+
+    /// The same as [`pull`](Self::pull) in steps, so that golden images can be fetched before the checkpoints that stand on them.
     pub fn begin_pull<'a>(
         &'a self,
         remote: &'a dyn Remote,
@@ -76,9 +89,19 @@ impl Store {
         ids: &[CheckpointId],
         options: &PullOptions,
     ) -> Result<Pull<'a>> {
-        check_format(remote, false)?;
         // What is here, and is not fetched for that reason, stays until all is entered.
-        let presence = Presence::writer(self)?;
+        self.begin(remote, experiment, ids, options, Some(Presence::writer(self)?))
+    }
+
+    fn begin<'a>(
+        &'a self,
+        remote: &'a dyn Remote,
+        experiment: &str,
+        ids: &[CheckpointId],
+        options: &PullOptions,
+        presence: Option<Presence>,
+    ) -> Result<Pull<'a>> {
+        check_format(remote, false)?;
         self.0.forget_if_collected()?;
         let jobs = options.jobs.max(1);
         let wanted = self.lacking(remote, experiment, ids, jobs)?;
@@ -166,7 +189,8 @@ pub struct Pull<'a> {
     shelf: Shelf<'a>,
     wanted: Vec<Wanted>,
     images: u64,
-    presence: Presence,
+    /// None if whoever asked for it is present.
+    presence: Option<Presence>,
 }
 
 impl Pull<'_> {
@@ -190,6 +214,11 @@ impl Pull<'_> {
 
     /// Fetches all that is lacking, and puts the checkpoints into the store.
     pub fn finish(mut self, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<Pulled> {
+        let mut presence = self.presence.take();
+        self.finish_present(&mut presence, progress)
+    }
+
+    fn finish_present(mut self, presence: &mut Option<Presence>, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<Pulled> {
         let (store, total) = (self.shelf.store, self.wanted.len() as u64);
         let wanted = std::mem::take(&mut self.wanted);
         if total > 0 {
@@ -200,12 +229,12 @@ impl Pull<'_> {
             progress(CopyStage::Enter, Progress { done, total });
             self.enter(wanted)?;
         }
-        let Self { shelf, images, presence, .. } = self;
+        let Self { shelf, images, .. } = self;
         let (packs, bytes) = shelf.fetched;
         if total > 0 || images > 0 {
             shelf.clear();
         }
-        drop(presence);
+        presence.take();
         if total > 0 {
             let _turn = Turn::alone(store, true)?;
             removed::write(store)?;

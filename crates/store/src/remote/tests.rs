@@ -5,7 +5,7 @@ use crate::{
     CollectOptions, Removal, VerifyOptions,
     tests::{Failing, grow, page, record},
 };
-use fermata_types::{Root, ZERO_PAGE};
+use fermata_types::{PAGE_SIZE, PageName, Root, ZERO_PAGE};
 use proptest::prelude::*;
 use std::{
     fs,
@@ -13,6 +13,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+mod away;
 mod images;
 mod prune;
 
@@ -99,6 +100,11 @@ impl Remote for Place {
     fn tail(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
         let bytes = self.get(name, u64::MAX)?;
         Ok(bytes.map(|bytes| bytes[bytes.len().saturating_sub(most as usize)..].to_vec()))
+    }
+
+    fn range(&self, name: &str, from: u64, length: u64) -> io::Result<Option<Vec<u8>>> {
+        let bytes = self.get(name, u64::MAX)?;
+        Ok(bytes.map(|bytes| bytes.into_iter().skip(from as usize).take(length as usize).collect()))
     }
 
     fn put(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {

@@ -26,6 +26,7 @@ fn grow(store: &Store, parent: Option<CheckpointId>, seeds: std::ops::Range<u8>)
         message: None,
         created_ns: 1,
         time_virtual_ns: 1,
+        began_ns: None,
         events: 0,
         waiting: Vec::new(),
         spec: serde_json::Value::Null,

@@ -428,3 +428,52 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn enough_that_was_removed_is_collected_by_itself() {
+    let dir = memory_dir();
+    let store = Store::open(dir.path()).unwrap();
+    let commit = |branch: &str, first: u64, stored_bytes| {
+        let mut writer = store.writer().unwrap();
+        let all: Vec<_> =
+            (0..).zip(first..first + 40).map(|(number, seed)| (number, Some(writer.put_page(&noise(seed)).unwrap().0))).collect();
+        let ram = writer.update_table(&Root::empty(1000), &all).unwrap();
+        let mut record = record_of(None, branch, "", ram);
+        record.cost.stored_bytes = stored_bytes;
+        writer.commit(&record).unwrap()
+    };
+    let due = || store.collect_if_due(&mut |_, _| {}).unwrap();
+    let [small, large, held] =
+        [("a", 0, 15 << 20), ("b", 100, 2 << 20), ("c", 200, 32 << 20)].map(|(branch, first, bytes)| commit(branch, first, bytes));
+    let stays = commit("d", 300, 1 << 40);
+    assert!(due().is_none(), "nothing was removed");
+    remove(&store, &[small]);
+    assert!(due().is_none(), "too little was removed");
+    remove(&store, &[large]);
+    let told = due().unwrap();
+    assert_eq!((told.packs_removed, told.checkpoints), (2, 2));
+    assert!(due().is_none(), "it is done");
+    // What frees nothing, since somebody holds it, is not tried again and again.
+    let hold = store.hold(&held).unwrap();
+    remove(&store, &[held]);
+    assert_eq!(due().unwrap().packs_removed, 0);
+    assert!(due().is_none());
+    drop(hold);
+    // A tenth of the packs, however much that is: files that nobody names are packs, too.
+    std::fs::create_dir_all(dir.path().join("packs/ab")).unwrap();
+    let gap = std::fs::File::create(dir.path().join("packs/ab").join(format!("{}.pack", "ab".repeat(32)))).unwrap();
+    gap.set_len(1 << 30).unwrap();
+    let another = commit("e", 400, 20 << 20);
+    remove(&store, &[another]);
+    assert!(due().is_none(), "20 MiB of 1 GiB");
+    let another = commit("f", 500, 90 << 20);
+    remove(&store, &[another]);
+    assert!(due().is_some_and(|told| told.packs_removed == 3));
+    let seeds: Vec<_> = (300..340).collect();
+    let root = store.record(&stays).unwrap().parts[0].tables["ram"];
+    let each = &mut |number, name| {
+        assert!(read(&store, &name)? == noise(seeds[number as usize]));
+        Ok(())
+    };
+    store.for_each_page(&root, each).unwrap();
+}

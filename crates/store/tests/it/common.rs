@@ -32,6 +32,7 @@ pub fn record(parent: Option<CheckpointId>, branch: &str, message: &str) -> Reco
         message: Some(message.into()),
         created_ns: 1_700_000_000_000_000_000,
         time_virtual_ns: 2_000_000_000,
+        began_ns: None,
         events: 0,
         waiting: Vec::new(),
         spec: serde_json::json!({ "name": "lab", "nodes": { "m1": { "memory": "1G" } } }),

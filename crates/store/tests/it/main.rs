@@ -2,6 +2,7 @@
 
 mod common;
 
+mod bound;
 mod checkpoints;
 mod collect;
 mod damage;

@@ -1,7 +1,7 @@
 //! Branches, tags, and finding checkpoints.
 
 use crate::common::*;
-use fermata_store::{Error, Result, Store};
+use fermata_store::{Error, Record, Removal, Result, Store};
 use fermata_types::*;
 
 fn line(store: &Store, branch: &str, from: Option<CheckpointId>, count: usize) -> Vec<CheckpointId> {
@@ -97,4 +97,32 @@ fn records_come_parents_first() {
     for (at, (_, record)) in records.iter().enumerate() {
         assert!(record.parent.is_none_or(|parent| records[..at].iter().any(|(id, _)| *id == parent)));
     }
+}
+
+#[test]
+fn the_newest_are_found_by_their_age() {
+    let dir = memory_dir();
+    let store = Store::open(dir.path()).unwrap();
+    let commit = |experiment: &str, branch: &str, parent, created_ns| {
+        let record = Record { experiment: experiment.into(), created_ns, ..record(parent, branch, "") };
+        store.writer().unwrap().commit(&record).unwrap()
+    };
+    let first = commit("lab", "main", None, 100);
+    let second = commit("lab", "main", Some(first), 300);
+    let side = commit("lab", "side", None, 200);
+    // Names that begin alike, and one that sorts between them.
+    let others = ["lab.2", "laba", "l"].map(|name| commit(name, "main", None, 250));
+    let newest = |experiment: &str, count| -> Vec<_> { store.newest(experiment, count).unwrap().into_iter().map(|(id, _)| id).collect() };
+    assert_eq!((newest("lab", 2), newest("lab", 9)), (vec![second, side], vec![second, side, first]));
+    assert_eq!((newest("lab.2", 9), newest("la", 9), newest("lab", 0)), (vec![others[0]], vec![], vec![]));
+    assert_eq!(store.experiments().unwrap(), ["l", "lab", "lab.2", "laba"]);
+    store.remove(&Removal { checkpoints: vec![first, others[1]], ..Removal::default() }).unwrap();
+    assert_eq!(store.newest("lab", 9).unwrap()[0].1.parent, None, "the nearest that was not removed");
+    assert_eq!((newest("lab", 9), store.experiments().unwrap()), (vec![second, side], vec!["l".into(), "lab".into(), "lab.2".into()]));
+    drop(store);
+    Store::rebuild_index(dir.path()).unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let newest: Vec<_> = store.newest("lab", 9).unwrap().into_iter().map(|(id, _)| id).collect();
+    // Packs still have the record of what was removed and not collected; the file beside them does not know of it yet.
+    assert_eq!(newest.iter().filter(|id| **id != first).copied().collect::<Vec<_>>(), [second, side]);
 }

@@ -188,3 +188,24 @@ fn a_panic_in_any_thread_is_passed_on() {
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"who takes pages gave up"), "in the caller's thread: {in_caller}");
     }
 }
+
+#[test]
+fn what_lies_in_a_frame_comes_along() {
+    let dir = memory_dir();
+    let store = Store::open(dir.path()).unwrap();
+    let mut root = Root::empty(100);
+    // A frame has sixteen pages: 0 to 15, 16 to 31, and in a pack of its own 40 alone. Between them lies nothing, and one page is another's.
+    for pages in [0..33, 40..41] {
+        let mut writer = store.writer().unwrap();
+        let all: Vec<_> = pages.map(|page| (page, if page == 20 { 3 } else { u64::from(page) })).collect();
+        root = put(&mut writer, &root, &all);
+        writer.commit(&record_of(None, &format!("b{}", root.node.unwrap()), "", root)).unwrap();
+    }
+    let along = |pages| store.along(&root, pages, |_| true).unwrap();
+    assert_eq!((along(0..1), along(7..9), along(15..16)), (0..16, 0..16, 0..16));
+    // Page 20 names what lies in the first frame, and so there is one page more in the second one.
+    assert_eq!((along(16..17), along(21..22), along(20..21)), (16..20, 21..33, 20..21));
+    assert_eq!((along(40..41), along(50..51), along(99..100), along(14..18)), (40..41, 50..51, 99..100, 0..20));
+    assert_eq!(store.along(&root, 7..8, |page| !(6..10).contains(&page)).unwrap(), 7..8);
+    assert_eq!(store.along(&root, 7..8, |page| page != 10).unwrap(), 0..10);
+}

@@ -43,9 +43,10 @@ impl Picture<'_> {
     /// Writes it to `target/bench`, and tells the report.
     pub fn save(&self, report: &mut Report, name: &str) {
         let directory = guests::root().join("target/bench");
-        let saved = fs::create_dir_all(&directory).map_err(Into::into).and_then(|()| self.save_in(&directory, &format!("fidelity-{name}")));
+        let saved =
+            fs::create_dir_all(&directory).map_err(Into::into).and_then(|()| self.save_in(&directory, &format!("{}-{name}", report.bench)));
         match saved {
-            Ok(()) => report.note(format!("{name}: target/bench/fidelity-{name}.svg and .png")),
+            Ok(()) => report.note(format!("{name}: target/bench/{}-{name}.svg and .png", report.bench)),
             Err(error) => report.note(format!("{name}: there is no picture: {error}")),
         }
     }

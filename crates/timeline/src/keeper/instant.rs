@@ -1,11 +1,11 @@
 //! Journeys to instants of virtual time: to the nearest checkpoint before, and from there the run runs.
 
-use super::{Keeper, Resumed, head};
+use super::{Keeper, Resumed, Way, head};
 use crate::{Result, history};
 use fermata_experiment::{Run, Status, When};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::Progress;
-use fermata_types::VirtualTime;
+use fermata_types::{Perturbation, VirtualTime};
 
 /// An instant that a run is to be at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub struct Instant {
     pub line: Option<String>,
     /// Go on from there, instead of standing still.
     pub go_on: bool,
+    /// Have the links do otherwise on the way there, and from then on. Then the way begins at a checkpoint, even if the instant is still to come.
+    pub perturbation: Option<Perturbation>,
 }
 
 /// How a run came to an instant.
@@ -45,7 +47,7 @@ impl Keeper {
         };
         // A time from now is never behind; one that is named has another way there if this one is closed.
         let open = || matches!(to.when, When::After(_)) || run.body().glance().iter().all(can_run);
-        let is_ahead = to.line.is_none() && now <= asked && open();
+        let is_ahead = to.line.is_none() && to.perturbation.is_none() && now <= asked && open();
         let resumed = if is_ahead {
             self.stay(&run, now, to.go_on || now < asked)?
         } else {
@@ -55,7 +57,7 @@ impl Keeper {
             };
             let (id, record) = history::at_or_before(self.host.store(), line, asked)?;
             let paused = record.time_virtual_ns == asked.ns && !to.go_on;
-            self.goto(&id.to_string(), Some(run.name()), eager, paused)?
+            self.goto_by(&id.to_string(), Some(run.name()), Way { eager, paused, perturbation: to.perturbation })?
         };
         self.report(&format!("running on to {asked}"), Progress::default());
         let reached = run.run_until(asked, to.go_on, wanted);
@@ -70,8 +72,8 @@ impl Keeper {
         if runs && run.body().glance().contains(&Status::Paused) {
             run.resume()?;
         }
-        let name = run.name().to_owned();
-        Ok(Resumed { run: name, branch: standing.branch, checkpoint, time_virtual: now, took: watch.elapsed(), warm: true })
+        let (run, perturbation) = (run.name().to_owned(), run.body().perturbation());
+        Ok(Resumed { run, branch: standing.branch, checkpoint, time_virtual: now, took: watch.elapsed(), warm: true, perturbation })
     }
 }
 

@@ -83,6 +83,7 @@ impl Rig {
         let noting = match choice {
             Choice::KvmLog => Some(Noting::Log),
             Choice::KvmRing => Some(Noting::Ring),
+            Choice::KvmStore => Some(Noting::Stores),
             _ => None,
         };
         let base = if noting.is_some() { Choice::Scan } else { choice };

@@ -61,6 +61,7 @@ fn machine(store: &Store, memory: u64, pages: &[PageNumber], devices: &[u8], fir
         message: None,
         created_ns: 0,
         time_virtual_ns: 0,
+        began_ns: None,
         spec: serde_json::Value::Null,
         events: 0,
         waiting: vec![],

@@ -52,6 +52,7 @@ fn checkpoint(store: &Store) -> Root {
         message: None,
         created_ns: 1,
         time_virtual_ns: 1,
+        began_ns: None,
         events: 0,
         waiting: Vec::new(),
         spec: serde_json::Value::Null,

@@ -1,11 +1,14 @@
 //! Conditions that are tried: what is different, and the values it has.
 
+use crate::perturb::seed;
 use fermata_api::{
     net::{Change, Discipline, Reshape},
     spec::{Percent, Rate, Time},
 };
 use std::{fmt::Display, str::FromStr};
 
+/// What seeds are given for.
+const PERTURB: &str = "perturb";
 /// Conditions at once, at most: each is a fork.
 const VALUES_MAX: usize = 256;
 
@@ -22,6 +25,8 @@ struct Value {
     text: String,
     /// Of a property of a link.
     reshape: Option<Reshape>,
+    /// By which all links do otherwise than they did.
+    seed: Option<u64>,
 }
 
 /// One combination of values.
@@ -31,6 +36,8 @@ pub struct Condition {
     pub values: Vec<(String, String)>,
     /// What becomes different at the link, if anything does.
     pub change: Option<Change>,
+    /// By which all links do otherwise than they did, if they do.
+    pub seed: Option<u64>,
 }
 
 impl Condition {
@@ -48,6 +55,7 @@ impl Condition {
     fn with(&self, key: &str, value: &Value) -> Self {
         let mut all = self.clone();
         all.values.push((key.to_owned(), value.text.clone()));
+        all.seed = value.seed.or(all.seed);
         if let Some(reshape) = &value.reshape {
             let change = all.change.get_or_insert_default();
             change.sent = both(&change.sent, reshape);
@@ -87,7 +95,12 @@ impl FromStr for Each {
         if values.len() > VALUES_MAX {
             return Err(format!("at most {VALUES_MAX} values, found {}", values.len()));
         }
-        let values = values.into_iter().map(|value| Ok(Value { text: value.to_owned(), reshape: reshape(key, value)? }));
+        let read = |value: &str| -> Result<_, String> {
+            let seed = (key == PERTURB).then(|| seed(value)).transpose()?;
+            let reshape = if seed.is_some() { None } else { reshape(key, value)? };
+            Ok(Value { text: value.to_owned(), reshape, seed })
+        };
+        let values = values.into_iter().map(read);
         Ok(Self { key: key.to_owned(), values: values.collect::<Result<_, String>>()? })
     }
 }
@@ -109,7 +122,7 @@ fn reshape(key: &str, value: &str) -> Result<Option<Reshape>, String> {
         name if is_variable(name) => return Ok(None),
         _ => {
             return Err(format!(
-                "\"{key}\" is no property of a link (rate, delay, jitter, loss, duplicate, reorder, queue, discipline) and no variable, which is in capitals"
+                "\"{key}\" is no property of a link (rate, delay, jitter, loss, duplicate, reorder, queue, discipline), not {PERTURB}, and no variable, which is in capitals"
             ));
         }
     }))
@@ -154,6 +167,16 @@ mod tests {
         );
         assert_eq!((product(&[]), Condition::default().words().as_str()), (vec![Condition::default()], "as it was"));
         assert_eq!(product(&[each("CC=bbr")])[0].change, None);
+    }
+
+    #[test]
+    fn a_seed_is_a_condition() {
+        let conditions = product(&[each("perturb=1,2"), each("loss=1%")]);
+        assert_eq!(conditions.iter().map(|condition| condition.seed).collect::<Vec<_>>(), [Some(1), Some(2)]);
+        assert_eq!(conditions[1].words(), "perturb=2, loss=1%");
+        assert_eq!(conditions[1].variables()[0], ("PERTURB".to_owned(), "2".to_owned()));
+        assert!(conditions[0].change.is_some());
+        assert_eq!(product(&[each("perturb=1")])[0].change, None);
     }
 
     #[test]

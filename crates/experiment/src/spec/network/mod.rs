@@ -12,7 +12,7 @@ pub(super) mod rules;
 #[cfg(test)]
 mod tests;
 
-pub use quantities::{ClockOffset, Ipv4, Percent, Rate, Time};
+pub use quantities::{Clock, Ipv4, Percent, Rate, Time};
 
 use fermata_net::{Change, Mac, Reshape, Shape, topology::MTU_DEFAULT};
 use fermata_types::VirtualTime;

@@ -19,9 +19,14 @@ pub struct Time(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Percent(pub Chance);
 
-/// How many milliseconds a clock is ahead of the right time, or behind it. As text: `+2h`, `-1500ms`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ClockOffset(pub i64);
+/// The clock of a machine. As text: `virtual`, `real`, `+2h`, `real -1500ms`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Clock {
+    /// It is set to the real time when the machine goes on from a checkpoint or a pause. Else it goes on from where it stood.
+    pub real: bool,
+    /// By how many milliseconds it is ahead of the right time, or behind it.
+    pub ahead_ms: i64,
+}
 
 /// An IPv4 address and the length of its network's prefix. As text: `10.0.0.1/24`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,23 +116,37 @@ impl fmt::Display for Percent {
     }
 }
 
-impl ClockOffset {
-    pub(in crate::spec) const EXPECTED: &'static str = "a time ahead or behind such as +2h or -1500ms, at most 87600h";
+impl Clock {
+    pub(in crate::spec) const EXPECTED: &'static str =
+        "virtual or real, or a time ahead or behind such as +2h, -1500ms or real +2h, at most 87600h";
 
     fn read(text: &str) -> Option<Self> {
-        let (sign, rest) = match text.strip_prefix('-') {
+        let (real, rest) = match text.split_once(' ') {
+            Some(("real", rest)) => (true, rest),
+            Some(("virtual", rest)) => (false, rest),
+            Some(_) => return None,
+            None if text == "real" || text == "virtual" => return Some(Self { real: text == "real", ahead_ms: 0 }),
+            None => (false, text),
+        };
+        let (sign, rest) = match rest.strip_prefix('-') {
             Some(rest) => (-1, rest),
-            None => (1, text.strip_prefix('+').unwrap_or(text)),
+            None => (1, rest.strip_prefix('+').unwrap_or(rest)),
         };
         let ms = from_unit(rest, &TIMES).filter(|ns| ns.is_multiple_of(NS_PER_MS))? / NS_PER_MS;
-        (ms <= OFFSET_MAX).then_some(Self(sign * ms as i64))
+        (ms <= OFFSET_MAX).then_some(Self { real, ahead_ms: sign * ms as i64 })
     }
 }
 
-impl fmt::Display for ClockOffset {
+impl fmt::Display for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sign = if self.0 < 0 { '-' } else { '+' };
-        write!(f, "{sign}{}", Time(self.0.unsigned_abs() * NS_PER_MS))
+        let ahead = Time(self.ahead_ms.unsigned_abs() * NS_PER_MS);
+        let sign = if self.ahead_ms < 0 { '-' } else { '+' };
+        match (self.real, self.ahead_ms) {
+            (true, 0) => f.write_str("real"),
+            (false, 0) => f.write_str("virtual"),
+            (true, _) => write!(f, "real {sign}{ahead}"),
+            (false, _) => write!(f, "{sign}{ahead}"),
+        }
     }
 }
 
@@ -193,9 +212,9 @@ text!(
 );
 text!(Percent, "A chance from 0% to 100%, with at most 7 digits behind the point.", "^[0-9]+(\\.[0-9]{1,7})?%$", ["0.1%", "2%"]);
 text!(
-    ClockOffset,
-    "How far a clock is ahead (+) or behind (-), in whole milliseconds, at most 87600h.",
-    "^[+-]?[0-9]+(ns|us|ms|s|m|h)$",
-    ["+2h", "-1500ms"]
+    Clock,
+    "Which time the machine wakes to when it goes on from a checkpoint or a pause: virtual, that at which it stood, or real. And how far its clock is ahead (+) or behind (-), in whole milliseconds, at most 87600h.",
+    "^(real|virtual|((real|virtual) )?[+-]?[0-9]+(ns|us|ms|s|m|h))$",
+    ["real", "+2h", "real -1500ms"]
 );
 text!(Ipv4, "An IPv4 address with the length of its network.", "^[0-9.]+/[0-9]+$", ["10.0.0.1/24"]);

@@ -7,7 +7,7 @@ use super::{
         read::{Fields, boolean, choice, expected, name, parsed, text, whole},
         yaml::{Data, Entry, Value},
     },
-    quantities::{ClockOffset, Ipv4, Percent, Rate, Time},
+    quantities::{Clock, Ipv4, Percent, Rate, Time},
     raw::{InterfaceName, RawBack, RawEndpoint, RawEvent, RawInterface, RawLink, RawShape},
 };
 use fermata_net::Discipline;
@@ -27,8 +27,8 @@ pub(in crate::spec) fn events(value: Value, faults: &mut Faults) -> Option<Vec<S
 }
 
 /// The key `clock` of a machine.
-pub(in crate::spec) fn clock(value: Value, faults: &mut Faults) -> Option<Spanned<ClockOffset>> {
-    parsed(value, false, ClockOffset::EXPECTED, faults)
+pub(in crate::spec) fn clock(value: Value, faults: &mut Faults) -> Option<Spanned<Clock>> {
+    parsed(value, false, Clock::EXPECTED, faults)
 }
 
 /// The key `interfaces` of a machine.

@@ -239,12 +239,39 @@ fn interfaces_that_cannot_be() {
     );
     refused(
         &with("").replace("a: ,", "a: {clock: 2},"),
-        "3:20: expected a time ahead or behind such as +2h or -1500ms, at most 87600h, found the number 2",
+        "3:20: expected virtual or real, or a time ahead or behind such as +2h, -1500ms or real +2h, at most 87600h, found the number 2",
     );
     refused(
         &with("").replace("a: ,", "a: {clock: 1us},"),
-        "3:20: expected a time ahead or behind such as +2h or -1500ms, at most 87600h, found \"1us\"",
+        "3:20: expected virtual or real, or a time ahead or behind such as +2h, -1500ms or real +2h, at most 87600h, found \"1us\"",
     );
+    for wrong in ["real virtual", "real+2h", "real  +2h", "unreal", "\"\"", "real 1us", "virtual real +1s"] {
+        let error = parse(&with("").replace("a: ,", &format!("a: {{clock: {wrong}}},"))).expect_err(wrong).to_string();
+        assert!(error.contains("3:20: expected virtual or real"), "{error}");
+    }
+}
+
+#[test]
+fn clocks_as_people_write_them() {
+    let clocks = ["real", "virtual", "+2h", "2h", "-1500ms", "real +2h", "virtual -1s", "real -0s", "+0s"];
+    let means = [
+        (true, 0),
+        (false, 0),
+        (false, 7_200_000),
+        (false, 7_200_000),
+        (false, -1500),
+        (true, 7_200_000),
+        (false, -1000),
+        (true, 0),
+        (false, 0),
+    ];
+    let written = ["real", "virtual", "+2h", "+2h", "-1500ms", "real +2h", "-1s", "real", "virtual"];
+    for ((text, (real, ahead_ms)), written) in clocks.into_iter().zip(means).zip(written) {
+        let clock: Clock = text.parse().unwrap();
+        assert_eq!(clock, Clock { real, ahead_ms }, "{text}");
+        assert_eq!(clock.to_string(), written, "{text}");
+        assert_eq!(schema_accepts(&schema(), &with("").replace("a: ,", &format!("a: {{clock: {text}}},"))), Some(true), "{text}");
+    }
 }
 
 #[test]
@@ -359,8 +386,9 @@ fn quantities() {
         ],
         &["", "1", "100.0000001%", "99999999999%", "1,5%", "+1%", " 1%"],
     );
+    let clock = |ahead_ms| Clock { real: false, ahead_ms };
     quantity(
-        &[("+2h", ClockOffset(7_200_000)), ("-1500ms", ClockOffset(-1500)), ("90s", ClockOffset(90_000)), ("-0s", ClockOffset(0))],
+        &[("+2h", clock(7_200_000)), ("-1500ms", clock(-1500)), ("90s", clock(90_000)), ("-0s", clock(0))],
         &["", "+", "--1s", "1us", "87601h", "2", "+-2h"],
     );
     quantity(&[("10.0.0.1/24", Ipv4 { address: Ipv4Addr::new(10, 0, 0, 1), prefix: 24 })], &["", "10.0.0.1", "10.0.0.256/8", "1/8"]);
@@ -411,7 +439,7 @@ fn networked() -> impl Strategy<Value = Spec> {
         let ipv4 = ipv4.map(|(address, prefix)| Ipv4 { address: address.into(), prefix });
         let interface = NodeInterface { mac: Some(Mac([2, 1, a, b, c, d])), ipv4 };
         let node = spec.nodes.get_mut("c").unwrap();
-        node.clock = Some(ClockOffset(clock.into()));
+        node.clock = Some(Clock { real: clock % 2 == 0, ahead_ms: clock.into() });
         node.interfaces = BTreeMap::from([("eth9".to_owned(), interface)]);
         spec
     })

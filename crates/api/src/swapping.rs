@@ -1,0 +1,483 @@
+//! Swapping out and in: an experiment leaves this host but for a record, and comes back here or on another one, its guests unaware of the time between.
+//!
+//! The record of an experiment that is swapped out lies in `swapped/` of the store; what its remote remembers of it is the same without the remote. Whoever is out
+//! has nobody who keeps him, so all of this happens in the process of whoever asks, and swapping out asks the keeper like anybody else.
+
+use crate::{
+    Service as _,
+    convert::{self, problem},
+    keeping, local, paths,
+    remotes::{self, CopyRequest, Outcome, RemoteEntry},
+    values::{
+        Activity, CheckpointRequest, CollectOptions, DownRequest, Experiment, ExperimentState, GotoRequest, MachineState, Problem, Run,
+        RunRequest, SwapOutcome, SwapRound, SwappedIn, SwappedMachine, SwappedOut,
+    },
+};
+use fermata_experiment::remembered_working_set;
+use fermata_linux::{
+    clock::{Stopwatch, wall_ns},
+    priority,
+};
+use fermata_store::{Progress, Removal, Store, remote::Remote};
+use fermata_types::CheckpointId;
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs, io, iter,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+/// Rounds before the machines stop, at most.
+const ROUNDS_MAX: usize = 5;
+/// So little takes no time worth another round.
+const SMALL_BYTES: u64 = 4 << 20;
+/// A round that is not smaller than this part of the one before, in percent, is the last: the guests write as fast as the line carries.
+const SHRINKS_PERCENT: u64 = 70;
+/// A keeper that was told to end needs this long at most to clear its things away.
+const LEAVING: Duration = Duration::from_secs(15);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
+/// Checkpoints of a line that are asked for a working set: what was touched long ago says little.
+const REMEMBERED: usize = 64;
+
+/// How to swap out.
+#[derive(Debug, Clone, Default)]
+pub struct SwapOutRequest {
+    /// The experiment.
+    pub experiment: String,
+    /// Where to; none: the store here keeps it. Its names and images are not asked for.
+    pub to: Option<CopyRequest>,
+    /// Leave the checkpoints in the store, too.
+    pub keep: bool,
+}
+
+/// How to swap in.
+#[derive(Debug, Clone, Default)]
+pub struct SwapInRequest {
+    /// The experiment.
+    pub experiment: String,
+    /// Where from, if not as its record here says; and how fast all of it may come, behind what the guests ask for.
+    pub copy: CopyRequest,
+    /// Load everything before the guests run.
+    pub eager: bool,
+    /// Leave them paused.
+    pub paused: bool,
+}
+
+/// Experiments that are swapped out, of a store.
+pub fn swapped(store: &Path) -> Result<Vec<SwappedOut>, Problem> {
+    let directory = store.join("swapped");
+    let entries = match fs::read_dir(&directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(|error| Problem::new(format!("cannot list {}: {error}", directory.display())))?,
+    };
+    let mut found = Vec::new();
+    for path in entries.flatten().map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|ending| ending == "json")) {
+        found.push(read_record(&path)?);
+    }
+    found.sort_by(|a: &SwappedOut, b| a.experiment.cmp(&b.experiment));
+    Ok(found)
+}
+
+/// The same as `ls` shows them.
+pub fn swapped_experiments(store: &Path) -> Result<Vec<Experiment>, Problem> {
+    let of = |swapped: SwappedOut| Experiment {
+        name: swapped.experiment.clone(),
+        state: ExperimentState::Swapped,
+        keeper_pid: 0,
+        store: store.to_owned(),
+        every_ms: None,
+        runs: vec![],
+        spare_ready: false,
+        trouble: None,
+        loading: None,
+        swapped: Some(Box::new(swapped)),
+    };
+    Ok(swapped(store)?.into_iter().map(of).collect())
+}
+
+fn record_path(store: &Path, experiment: &str) -> PathBuf {
+    store.join("swapped").join(format!("{experiment}.json"))
+}
+
+fn read_record(path: &Path) -> Result<SwappedOut, Problem> {
+    let failed = |error: &dyn std::fmt::Display| {
+        let advice = "the checkpoints are where they were: `fermata goto ID`, or `fermata swapin NAME --from REMOTE`";
+        Problem::new(format!("the record {} cannot be read: {error}; {advice}", path.display()))
+    };
+    let bytes = fs::read(path).map_err(|error| failed(&error))?;
+    serde_json::from_slice(&bytes).map_err(|error| failed(&error))
+}
+
+fn write_record(store: &Path, swapped: &SwappedOut) -> Result<(), Problem> {
+    let path = record_path(store, &swapped.experiment);
+    let directory = path.parent().expect("it lies in the store");
+    let written = || -> io::Result<()> {
+        fs::create_dir_all(directory)?;
+        let mut file = tempfile::NamedTempFile::new_in(directory)?;
+        serde_json::to_writer_pretty(&mut file, swapped)?;
+        file.as_file().sync_all()?;
+        file.persist(&path)?;
+        fs::File::open(directory)?.sync_all()
+    };
+    written().map_err(|error| Problem::new(format!("cannot write {}: {error}", path.display())))
+}
+
+/// Forgets that an experiment was swapped out, for it is not any longer.
+pub(crate) fn forget(store: &Path, experiment: &str) {
+    let path = record_path(store, experiment);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => tracing::warn!("{} stays: {error}", path.display()),
+        _ => {}
+    }
+}
+
+/// Swaps an experiment out. If that fails, it runs on.
+pub fn swap_out(store: &Path, request: &SwapOutRequest, busy: &mut dyn FnMut(Activity)) -> Result<SwapOutcome, Problem> {
+    let watch = Stopwatch::start();
+    let opened = local::open(store)?;
+    let keeper = keeping::client(&request.experiment)?;
+    let run = only_run(keeper.status()?)?;
+    let mut out = Out { store: &opened, request, keeper, run, busy, rounds: Vec::new(), stopped: Stopwatch::start() };
+    if request.to.is_some() {
+        // What is sent while they run must not take their time.
+        priority::go_last();
+        out.ahead().map_err(|error| Problem::new(format!("{} was not swapped out: {error}; it runs on as before", request.experiment)))?;
+    }
+    let was_running = out.run.machines.iter().any(|machine| machine.state == MachineState::Running);
+    out.stopped = Stopwatch::start();
+    out.keeper.pause(RunRequest { run: None })?;
+    let left = out.leave();
+    let (swapped, freed_bytes) = match left {
+        Ok(left) => left,
+        Err(error) => {
+            let goes_on = if was_running { out.keeper.resume(RunRequest { run: None }).map(drop) } else { Ok(()) };
+            let how = match goes_on {
+                Ok(()) => "it runs on as before".to_owned(),
+                Err(error) => format!("and it does not go on ({error}): `fermata ls` shows how it is"),
+            };
+            return Err(Problem::new(format!("{} was not swapped out: {error}; {how}", request.experiment)));
+        }
+    };
+    let (stopped_ms, took_ms) = (ms(out.stopped.elapsed()), ms(watch.elapsed()));
+    Ok(SwapOutcome { swapped, rounds: out.rounds, stopped_ms, took_ms, freed_bytes })
+}
+
+/// The run of an experiment that can be swapped out.
+fn only_run(experiment: Experiment) -> Result<Run, Problem> {
+    let names: Vec<_> = experiment.runs.iter().map(|run| run.name.clone()).collect();
+    let Ok([run]) = <[Run; 1]>::try_from(experiment.runs) else {
+        return Err(Problem::new(format!(
+            "{} has several runs ({}), and one can be swapped out: `fermata down RUN` ends the others",
+            experiment.name,
+            names.join(", ")
+        )));
+    };
+    match run.machines.iter().find(|machine| !matches!(machine.state, MachineState::Running | MachineState::Paused | MachineState::Off)) {
+        None => Ok(run),
+        Some(machine) => Err(Problem::new(format!("{} cannot be swapped out: see `fermata ls` about {}", experiment.name, machine.name))),
+    }
+}
+
+/// An experiment on its way out.
+struct Out<'a> {
+    store: &'a Store,
+    request: &'a SwapOutRequest,
+    keeper: crate::Client,
+    run: Run,
+    busy: &'a mut dyn FnMut(Activity),
+    rounds: Vec<SwapRound>,
+    stopped: Stopwatch,
+}
+
+impl Out<'_> {
+    fn say(&mut self, what: &str) {
+        (self.busy)(Activity { what: what.to_owned(), ..Activity::default() });
+    }
+
+    /// Sends what there is while the machines run, until what is left is little, or becomes no less.
+    fn ahead(&mut self) -> Result<(), Problem> {
+        if let Some(to) = &self.request.to {
+            // Before a checkpoint is taken in vain.
+            remotes::entry(self.store.path(), to)?;
+        }
+        let mut before = u64::MAX;
+        for _ in 0..ROUNDS_MAX {
+            let bytes = self.round("before swapping out")?.bytes;
+            if bytes <= SMALL_BYTES || bytes > before / 100 * SHRINKS_PERCENT {
+                return Ok(());
+            }
+            before = bytes;
+        }
+        Ok(())
+    }
+
+    /// Takes a checkpoint and sends what the remote lacks.
+    fn round(&mut self, message: &str) -> Result<SwapRound, Problem> {
+        let watch = Stopwatch::start();
+        self.say("storing a checkpoint");
+        let request =
+            CheckpointRequest { run: Some(self.run.name.clone()), message: Some(message.to_owned()), ..CheckpointRequest::default() };
+        let checkpoint = self.keeper.checkpoint(request, &|| true)?;
+        self.run.branch.clone_from(&checkpoint.branch);
+        let mut bytes = 0;
+        if let Some(to) = &self.request.to {
+            let copied = remotes::push(self.store.path(), &self.copy(to), self.busy)?;
+            if let Some(left) = copied.refs.iter().find(|copied| matches!(copied.outcome, Outcome::Left { .. })) {
+                let name = match &left.name {
+                    remotes::RefName::Branch(name) | remotes::RefName::Tag(name) => name,
+                };
+                return Err(Problem::new(format!(
+                    "{name} is elsewhere on {}: somebody went on from there. Push with --force by hand, or swap out to another remote",
+                    copied.remote
+                )));
+            }
+            bytes = copied.bytes;
+        }
+        let round = SwapRound { checkpoint: checkpoint.id, bytes, took_ms: ms(watch.elapsed()) };
+        self.rounds.push(round.clone());
+        Ok(round)
+    }
+
+    fn copy(&self, to: &CopyRequest) -> CopyRequest {
+        // One line at a time: the guests need the processors, too.
+        CopyRequest { experiment: self.request.experiment.clone(), names: Vec::new(), without_images: true, jobs: 1, ..to.clone() }
+    }
+
+    /// The last checkpoint, of machines that stand and go on no more here. Returns the record that is left, and the bytes that the store gave back.
+    fn leave(&mut self) -> Result<(SwappedOut, u64), Problem> {
+        let last = self.round("swapped out")?.checkpoint;
+        let mut swapped = self.record(last)?;
+        let mut there = Vec::new();
+        if let Some(to) = &self.request.to {
+            let (request, experiment) = (self.copy(to), &self.request.experiment);
+            let entry = remotes::entry(self.store.path(), &request)?;
+            let remote = remotes::connect(self.store.path(), &request)?;
+            there = self.confirmed(&*remote, experiment)?;
+            self.tell(&*remote, &swapped)?;
+            swapped.remote = Some(entry);
+        }
+        write_record(self.store.path(), &swapped)?;
+        self.say("ending the machines");
+        if let Err(error) = self.keeper.down(DownRequest { run: None }) {
+            forget(self.store.path(), &self.request.experiment);
+            return Err(error);
+        }
+        await_gone(&self.request.experiment);
+        // From here on it is out, whatever becomes of what is left.
+        let freed = if self.request.keep { Ok(0) } else { self.clear(there) };
+        let freed = freed.unwrap_or_else(|error| {
+            tracing::warn!(
+                "{} is swapped out, and its checkpoints are still here: {error}; `fermata rm` removes them",
+                self.request.experiment
+            );
+            0
+        });
+        Ok((swapped, freed))
+    }
+
+    fn record(&self, id: CheckpointId) -> Result<SwappedOut, Problem> {
+        let record = self.store.record(&id).map_err(problem)?;
+        let parents: HashMap<_, _> = self.store.records().map_err(problem)?.into_iter().map(|(id, record)| (id, record.parent)).collect();
+        let line: Vec<_> = iter::successors(Some(id), |id| parents.get(id).copied().flatten()).take(REMEMBERED).collect();
+        let machine = |machine: &crate::values::Machine| SwappedMachine {
+            name: machine.name.clone(),
+            memory_bytes: machine.memory_bytes,
+            cpus: machine.cpus,
+            accel: machine.accel.clone(),
+        };
+        let remembered = |name: &String| line.iter().find_map(|id| remembered_working_set(self.store, id, name));
+        let working_sets: BTreeMap<_, _> =
+            self.run.machines.iter().filter_map(|machine| Some((machine.name.clone(), remembered(&machine.name)?))).collect();
+        let swapped_ns = wall_ns();
+        Ok(SwappedOut {
+            experiment: self.request.experiment.clone(),
+            branch: record.branch,
+            checkpoint: id,
+            time_virtual_ns: record.time_virtual_ns,
+            swapped_ns,
+            swapped: convert::rfc3339(swapped_ns),
+            remote: None,
+            spec: record.spec,
+            machines: self.run.machines.iter().map(machine).collect(),
+            working_sets,
+        })
+    }
+
+    /// The checkpoints of the experiment that are whole on the remote.
+    fn confirmed(&mut self, remote: &dyn Remote, experiment: &str) -> Result<Vec<CheckpointId>, Problem> {
+        let there = self.store.remote_checkpoints(remote, experiment).map_err(problem)?;
+        let here = self.store.records().map_err(problem)?;
+        let ids: Vec<_> =
+            here.iter().filter(|(id, record)| record.experiment == experiment && there.contains(id)).map(|(id, _)| *id).collect();
+        let busy = &mut self.busy;
+        let mut report = |Progress { done, total }: Progress| {
+            busy(Activity { what: "looking whether all is there".to_owned(), done, total, unit: "checkpoints".to_owned() });
+        };
+        self.store.check_remote(remote, experiment, &ids, &mut report).map_err(problem)?;
+        Ok(ids)
+    }
+
+    /// Has the remote remember it.
+    fn tell(&self, remote: &dyn Remote, swapped: &SwappedOut) -> Result<(), Problem> {
+        let before = self.store.remote_swapped(remote, &swapped.experiment).map_err(problem)?;
+        let bytes = serde_json::to_vec(swapped).map_err(problem)?;
+        match self.store.set_remote_swapped(remote, &swapped.experiment, before.as_deref(), bytes).map_err(problem)? {
+            true => Ok(()),
+            false => Err(Problem::new(format!("somebody else swaps {} out to {remote} at the same time", swapped.experiment))),
+        }
+    }
+
+    /// Removes what only this experiment held, and is on the remote.
+    fn clear(&mut self, checkpoints: Vec<CheckpointId>) -> Result<u64, Problem> {
+        if checkpoints.is_empty() {
+            return Ok(0);
+        }
+        self.store.remove(&Removal { checkpoints, force: true, ..Removal::default() }).map_err(problem)?;
+        self.say("freeing what is not needed here any more");
+        let collected = self.store.collect(&CollectOptions::default(), &mut |_, _| {}).map_err(problem)?;
+        Ok(collected.bytes_before.saturating_sub(collected.bytes_after))
+    }
+}
+
+/// Waits until a keeper that was told to end has left its place to the next.
+fn await_gone(experiment: &str) {
+    let (run_dir, watch) = (paths::run_dir(experiment), Stopwatch::start());
+    while run_dir.exists() && watch.elapsed() < LEAVING {
+        thread::sleep(BETWEEN_LOOKS);
+    }
+}
+
+/// Swaps an experiment in. It runs as soon as what it needs first is here.
+pub fn swap_in(store: &Path, request: &SwapInRequest, busy: &mut dyn FnMut(Activity)) -> Result<SwappedIn, Problem> {
+    let watch = Stopwatch::start();
+    let SwapInRequest { experiment, copy, eager, paused } = request;
+    let opened = Store::open(store).map_err(problem)?;
+    let path = record_path(store, experiment);
+    let known = if path.exists() { Some(read_record(&path)?) } else { None };
+    let remote = known.as_ref().and_then(|known| known.remote.as_ref()).map(|remote| remote.address.clone());
+    let copy = CopyRequest { remote: copy.remote.clone().or(remote), experiment: experiment.clone(), ..copy.clone() };
+    let swapped = match known {
+        Some(known) if copy.remote.is_none() => known,
+        None if copy.remote.is_none() => return Err(not_swapped(experiment)),
+        // What the remote remembers is newer, if somebody else had it in meanwhile; or all that there is.
+        known => remembered(&opened, &copy).or_else(|problem| known.ok_or(problem))?,
+    };
+    let goto = GotoRequest { to: swapped.checkpoint.to_string(), eager: *eager, paused: *paused, ..GotoRequest::default() };
+    let is_here = opened.record(&swapped.checkpoint).is_ok();
+    let resumed = match is_here {
+        true => keeping::revive(store, experiment, &goto, busy)?,
+        false => {
+            let remote = remotes::connect(store, &copy)?;
+            // Vouched for by its name, unlike what the remote remembers beside it.
+            let record = opened.remote_record(&*remote, experiment, &swapped.checkpoint).map_err(problem)?;
+            let line = match opened.branch(experiment, &swapped.branch).map_err(problem)? {
+                Some(head) if head != swapped.checkpoint => {
+                    opened.remote_lines(&*remote, experiment, &[swapped.checkpoint]).map_err(problem)?
+                }
+                _ => Vec::new(),
+            };
+            // Until all is here, this is what a keeper that dies is brought back by.
+            let entry = remotes::entry(store, &copy)?;
+            write_record(store, &SwappedOut { remote: Some(entry), spec: record.spec.clone(), ..swapped.clone() })?;
+            let coming = keeping::Coming {
+                checkpoint: swapped.checkpoint,
+                branch: swapped.branch.clone(),
+                line,
+                working_sets: swapped.working_sets.clone(),
+                remote: copy.remote.clone(),
+                limit_bytes: copy.limit_bytes,
+                key_file: copy.key_file.clone(),
+                eager: *eager,
+                paused: *paused,
+            };
+            keeping::swap_in(store, record.spec, coming, copy.passphrase.clone(), busy)?
+        }
+    };
+    let loading = keeping::client(experiment).and_then(|keeper| keeper.status()).ok().and_then(|status| status.loading);
+    Ok(SwappedIn { experiment: experiment.clone(), resumed, took_ms: ms(watch.elapsed()), loading })
+}
+
+/// The experiments that a remote remembers as swapped out.
+pub fn swapped_on(store: &Path, copy: &CopyRequest) -> Result<Vec<String>, Problem> {
+    let opened = Store::open(store).map_err(problem)?;
+    opened.remote_swapped_experiments(&*remotes::connect(store, copy)?).map_err(problem)
+}
+
+/// What a remote remembers of an experiment.
+fn remembered(opened: &Store, copy: &CopyRequest) -> Result<SwappedOut, Problem> {
+    let remote = remotes::connect(opened.path(), copy)?;
+    let bytes = opened.remote_swapped(&*remote, &copy.experiment).map_err(problem)?;
+    let bytes = bytes.ok_or_else(|| Problem::new(format!("{} was not swapped out to {remote}", copy.experiment)))?;
+    let told: SwappedOut = serde_json::from_slice(&bytes)
+        .map_err(|error| Problem::new(format!("what {remote} remembers of {} cannot be read: {error}", copy.experiment)))?;
+    if told.experiment != copy.experiment {
+        return Err(Problem::new(format!("what {remote} remembers of {} is of another experiment", copy.experiment)));
+    }
+    Ok(told)
+}
+
+fn not_swapped(experiment: &str) -> Problem {
+    Problem::new(format!(
+        "{experiment} is not swapped out here: `fermata swapin {experiment} --from REMOTE` fetches it from where it is, and `fermata goto ID -e {experiment}` brings back what is in the store"
+    ))
+}
+
+/// Two lines to the remote of an experiment that comes: one for those who wait, and one for the rest.
+pub(crate) fn lines(store: &Path, experiment: &str, coming: &keeping::Coming) -> Result<[Box<dyn Remote>; 2], Problem> {
+    let passphrase = std::env::var("FERMATA_PASSPHRASE").ok().filter(|words| !words.is_empty());
+    let request = CopyRequest {
+        remote: coming.remote.clone(),
+        experiment: experiment.to_owned(),
+        limit_bytes: coming.limit_bytes,
+        key_file: coming.key_file.clone(),
+        passphrase,
+        ..CopyRequest::default()
+    };
+    Ok([remotes::connect_impatient(store, &request)?, remotes::connect(store, &request)?])
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// Where an experiment is that is swapped out, for people.
+pub fn whereabouts(remote: Option<&RemoteEntry>) -> String {
+    match remote {
+        None => "in the store".to_owned(),
+        Some(remote) if remote.name.is_empty() => format!("on {}", remote.address),
+        Some(remote) => format!("on {} ({})", remote.name, remote.address),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_there_until_it_is_forgotten() {
+        let place = tempfile::tempdir().unwrap();
+        assert_eq!(swapped(place.path()).unwrap(), []);
+        let record = SwappedOut {
+            experiment: "lab".into(),
+            branch: "main".into(),
+            checkpoint: CheckpointId([3; 32]),
+            time_virtual_ns: 5,
+            swapped_ns: 7,
+            swapped: convert::rfc3339(7),
+            remote: None,
+            spec: serde_json::json!({"name": "lab"}),
+            machines: vec![],
+            working_sets: [("m1".to_owned(), vec![1, 5])].into(),
+        };
+        write_record(place.path(), &record).unwrap();
+        assert_eq!(swapped(place.path()).unwrap(), std::slice::from_ref(&record));
+        let shown = swapped_experiments(place.path()).unwrap();
+        assert_eq!((shown[0].state, shown[0].swapped.as_deref()), (ExperimentState::Swapped, Some(&record)));
+        fs::write(record_path(place.path(), "torn"), b"{").unwrap();
+        assert!(swapped(place.path()).unwrap_err().message.contains("torn.json"));
+        forget(place.path(), "torn");
+        forget(place.path(), "lab");
+        assert_eq!(swapped(place.path()).unwrap(), []);
+    }
+}

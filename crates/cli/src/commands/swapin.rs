@@ -1,0 +1,94 @@
+//! `fermata swapin`: an experiment comes back.
+
+use super::{
+    Context, Result, goto,
+    push::{Pace, only_one, with_passphrase},
+};
+use crate::{complete, out::Style, progress::Meter, text};
+use clap::Args;
+use fermata_api::{
+    local,
+    swapping::{self, SwapInRequest},
+    values::{Problem, SwappedIn},
+};
+
+/// Bring back an experiment that was swapped out
+///
+/// The record that `fermata swapout` left says where it is; --from finds it on a remote, on any host that has its golden images. The guests run as soon as what they need
+/// first is here: what they ask for next comes at once, and the rest behind it, as fast as --limit lets it. Until all of it is here there are no new checkpoints, and
+/// whoever asks for one waits. If the remote cannot be read and a guest needs something of it, its machine stands still, and goes on by itself. Everything is
+/// checked before a guest sees it. If the keeper dies meanwhile, the same command takes up what has come.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  fermata swapin
+  fermata swapin replicas
+  fermata swapin replicas --from nas --limit 20M
+  fermata swapin --from s3://my-bucket/fermata --eager")]
+pub struct Swapin {
+    /// The experiment [default: the only one that is swapped out]
+    #[arg(value_name = "NAME", add = complete::experiments())]
+    name: Option<String>,
+    /// The name of a remote, or its address [default: as the record here says]
+    #[arg(long, value_name = "REMOTE")]
+    from: Option<String>,
+    /// Fetch everything before the machines run
+    #[arg(long)]
+    eager: bool,
+    /// Leave the machines paused
+    #[arg(long)]
+    paused: bool,
+    #[command(flatten)]
+    pace: Pace,
+}
+
+impl Swapin {
+    pub fn run(self, context: &Context) -> Result {
+        let store = local::store_path(context.global.store.clone());
+        let Self { name, from, eager, paused, pace } = self;
+        let mut copy = pace.request();
+        let known = swapping::swapped(&store)?;
+        let named = name.or_else(|| context.experiment().map(str::to_owned));
+        let recorded =
+            |name: &str| known.iter().find(|swapped| swapped.experiment == name)?.remote.as_ref().map(|remote| remote.address.clone());
+        let mut experiment = named.clone();
+        if from.is_none() && experiment.is_none() {
+            experiment =
+                Some(only_one(known.iter().map(|swapped| swapped.experiment.clone()).collect()).map_err(|failure| match known.len() {
+                    0 => {
+                        Problem::new("nothing is swapped out here: `fermata swapin NAME --from REMOTE` fetches it from where it is").into()
+                    }
+                    _ => failure,
+                })?);
+        }
+        copy.remote = from.or_else(|| experiment.as_deref().and_then(recorded));
+        if copy.remote.is_some() {
+            copy = with_passphrase(&store, copy)?;
+        }
+        let experiment = match experiment {
+            Some(experiment) => experiment,
+            None => only_one(swapping::swapped_on(&store, &copy)?)?,
+        };
+        if experiment.contains('/') || experiment.starts_with('.') {
+            return Err(Problem::new(format!("\"{experiment}\" is no name of an experiment")).into());
+        }
+        let request = SwapInRequest { experiment, copy, eager, paused };
+        let meter = Meter::new(&context.out, "swapping in");
+        let back = swapping::swap_in(&store, &request, &mut |activity| meter.show(&activity))?;
+        drop(meter);
+        context.out.answer(&back, |style| text(&back, context.out.quiet, style))?;
+        Ok(0)
+    }
+}
+
+fn text(back: &SwappedIn, quiet: bool, style: &Style) -> String {
+    let resumed = goto::text(&back.resumed, "is back at", quiet, style);
+    match &back.loading {
+        None => resumed,
+        Some(_) if quiet => resumed,
+        Some(loading) if loading.total_bytes == 0 => format!("{resumed}\nthe rest comes from {}", text::harmless(&loading.remote)),
+        Some(loading) => {
+            format!("{resumed}\n{} still come from {}", text::bytes(loading.away_bytes), text::harmless(&loading.remote))
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What was written to an area, as it was at one instant.
+
+use crate::{Error, Result};
+use fermata_linux::AreaMemory;
+use fermata_store::{Store, Writer};
+use fermata_tracker::Words;
+use fermata_types::{PAGE_SIZE, PageCounts, PageNumber, PageSet, PartKind, PartState, Root};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The page table of an area in its part.
+pub(crate) const TABLE: &str = "memory";
+
+/// What a part tells of an area besides its pages.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Details {
+    /// Where it began in the program's memory.
+    pub address: u64,
+    /// Runs of pages that are left out: the first, and how many.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub excluded: Vec<(PageNumber, PageNumber)>,
+}
+
+impl Details {
+    pub fn new(address: u64, excluded: &PageSet) -> Self {
+        let mut runs: Vec<(PageNumber, PageNumber)> = Vec::new();
+        for page in excluded {
+            match runs.last_mut() {
+                Some((first, count)) if *first + *count == page => *count += 1,
+                _ => runs.push((page, 1)),
+            }
+        }
+        Self { address, excluded: runs }
+    }
+
+    /// None if they are not of an area of so many pages.
+    pub fn excluded(&self, pages: u64) -> Option<PageSet> {
+        let mut set = PageSet::new();
+        for (first, count) in &self.excluded {
+            if *count == 0 || u64::from(*first) + u64::from(*count) > pages {
+                return None;
+            }
+            set.insert_range(*first..=first + (count - 1));
+        }
+        Some(set)
+    }
+}
+
+/// What was written to an area between two captures, copied out of it: the program may go on.
+#[derive(Debug, Clone)]
+pub struct Capture {
+    area: String,
+    bytes: u64,
+    /// Which pages, or words of pages; `content` has the whole pages in the same order.
+    words: Words,
+    content: Vec<u8>,
+    dropped: PageSet,
+    details: Details,
+}
+
+impl Capture {
+    pub(crate) fn copy(area: &str, memory: &AreaMemory, words: Words, dropped: PageSet, details: Details) -> Self {
+        let (pages, memory) = (words.pages(), memory.as_slice());
+        let mut content = Vec::with_capacity(pages.len() as usize * PAGE_SIZE);
+        pages.iter().for_each(|page| content.extend_from_slice(&memory[page as usize * PAGE_SIZE..][..PAGE_SIZE]));
+        Self { area: area.to_owned(), bytes: memory.len() as u64, words, content, dropped, details }
+    }
+
+    /// The name of its area.
+    pub fn area(&self) -> &str {
+        &self.area
+    }
+
+    /// How many pages it has.
+    pub fn pages(&self) -> u64 {
+        (self.content.len() / PAGE_SIZE) as u64
+    }
+
+    /// Bytes that were written, as finely as the tracker knows.
+    pub fn written_bytes(&self) -> u64 {
+        self.words.bytes()
+    }
+
+    /// Each page with its content.
+    pub fn each_page(&self) -> impl Iterator<Item = (PageNumber, &[u8; PAGE_SIZE])> {
+        let (pages, _) = self.content.as_chunks::<PAGE_SIZE>();
+        self.words.pages().into_iter().zip(pages)
+    }
+
+    /// Which pages, or words of them.
+    pub fn words(&self) -> &Words {
+        &self.words
+    }
+
+    /// Puts it into a checkpoint that is being written, upon the state of the area in the checkpoint before; none for the first. What comes back belongs into
+    /// the record, and is what [`crate::Area::restore`] takes.
+    pub fn put(&self, base: Option<&PartState>, writer: &mut Writer) -> Result<(PartState, PageCounts)> {
+        let pages = self.bytes / PAGE_SIZE as u64;
+        let root = match base {
+            None => Root::empty(pages),
+            Some(base) => *base.tables.get(TABLE).ok_or_else(|| Error::foreign(&self.area, "the one before has no page table"))?,
+        };
+        if root.pages != pages {
+            return Err(Error::foreign(&self.area, format!("the one before has {} pages, not {pages}", root.pages)));
+        }
+        let mut counts = PageCounts { unchanged: pages, ..PageCounts::default() };
+        let mut changes = BTreeMap::new();
+        self.dropped.iter().for_each(|page| _ = changes.insert(page, None));
+        for (number, page) in self.each_page() {
+            let (name, class) = writer.put_page(page)?;
+            class.count_into(&mut counts);
+            counts.unchanged -= 1;
+            // A page that no table names is zero.
+            changes.insert(number, (name != fermata_types::ZERO_PAGE).then_some(name));
+        }
+        let changes: Vec<_> = changes.into_iter().collect();
+        let root = writer.update_table(&root, &changes)?;
+        let details = serde_json::to_value(&self.details).expect("plain values");
+        let tables = BTreeMap::from([(TABLE.to_owned(), root)]);
+        let state = PartState { name: self.area.clone(), kind: PartKind::Process, tables, blobs: BTreeMap::new(), details };
+        Ok((state, counts))
+    }
+
+    /// Which pages it has, and which it takes away.
+    pub(crate) fn into_pages(self) -> (PageSet, PageSet) {
+        (self.words.pages(), self.dropped)
+    }
+}
+
+/// The content of one page of an area in a checkpoint.
+pub(crate) fn read_page(store: &Store, state: &PartState, page: PageNumber, into: &mut [u8; PAGE_SIZE]) -> Result<()> {
+    into.fill(0);
+    let Some(root) = state.tables.get(TABLE) else { return Err(Error::foreign(&state.name, "it has no page table")) };
+    if let Some(name) = store.lookup(root, page)? {
+        store.read_page(&name, into)?;
+    }
+    Ok(())
+}

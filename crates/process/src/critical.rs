@@ -1,0 +1,219 @@
+//! An area that grows a line of checkpoints in a store.
+//!
+//! ```text
+//!            begin()           commit()
+//!   ───────────┬──────────────────┬─────────────┬───────────> the program
+//!              │ Cycle: the slice │ capture     │
+//!              │ to write to      │ (the pause) │
+//!                                 └── written behind it, if asked so ──> checkpoint
+//! ```
+
+use crate::{Area, Error, Options, Pending, Result, line::Line};
+use fermata_linux::{clock::Stopwatch, lock::FileLock};
+use fermata_store::Store;
+use fermata_types::{CheckpointId, PAGE_SIZE};
+use std::ops::{Deref, DerefMut, Range};
+
+/// A critical data area: memory that comes back after a crash as it was at the last commit.
+#[derive(Debug)]
+pub struct CriticalArea {
+    area: Area,
+    line: Line,
+    /// One process at a time: two would grow one line.
+    _lock: FileLock,
+}
+
+/// From `begin` to `commit`: the slice of the area to write to, under one name for what becomes a checkpoint together.
+///
+/// Dropped without `commit`, it leaves the memory as it is, and what was written is part of the next commit. [`roll_back`](Self::roll_back) undoes it.
+#[derive(Debug)]
+#[must_use = "what was written becomes a checkpoint by `commit`"]
+pub struct Cycle<'a> {
+    area: &'a mut CriticalArea,
+    message: Option<String>,
+}
+
+impl CriticalArea {
+    /// Opens the area of this name as it was at its last commit, with pointers within it still right; a new one, all zero, if there is none.
+    ///
+    /// `Refused` if it is open already, here or in another process, or if it has another size.
+    pub fn open(store: &Store, name: &str, bytes: usize, options: impl Into<Options>) -> Result<Self> {
+        let lock = Self::lock(store, name)?;
+        let (line, state) = Line::open(store, name)?;
+        let area = match state {
+            None => Area::new(name, bytes, options)?,
+            Some(state) => {
+                let area = Area::restore(store, &state, options)?;
+                let found = area.as_slice().len();
+                if found != bytes.next_multiple_of(PAGE_SIZE) {
+                    return Err(Error::refused(
+                        name,
+                        format!("it has {found} bytes, not {bytes}"),
+                        "open it with its size, or choose another name",
+                    ));
+                }
+                area
+            }
+        };
+        Ok(Self { area, line, _lock: lock })
+    }
+
+    fn lock(store: &Store, name: &str) -> Result<FileLock> {
+        // Names of areas are names of experiments: the store refuses others, but this file comes first.
+        if name.is_empty() || name.len() > 128 || name.contains(['/', '~', '\0']) || name.starts_with('-') {
+            return Err(Error::refused(
+                name,
+                "it cannot have this name",
+                "a name has 1 to 128 bytes, no white space, no / or ~, and no - in front",
+            ));
+        }
+        let path = store.live_dir().join(format!("area-{name}.lock"));
+        let lock = FileLock::try_take(&path).map_err(Error::io(name, "locking it"))?;
+        lock.ok_or_else(|| Error::refused(name, "it is open already", "close it there first, or choose another name"))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.area.name()
+    }
+
+    /// Its addresses in this process; the same after a restore.
+    pub fn range(&self) -> Range<u64> {
+        self.area.range()
+    }
+
+    /// How its writes are found at the moment.
+    pub fn mechanism(&self) -> &'static str {
+        self.area.mechanism()
+    }
+
+    /// What is in it, to be read.
+    pub fn as_slice(&self) -> &[u8] {
+        self.area.as_slice()
+    }
+
+    /// The checkpoint that was made durable last.
+    pub fn head(&self) -> Option<CheckpointId> {
+        self.line.head()
+    }
+
+    /// Begins what shall become a checkpoint together. Costs nothing.
+    pub fn begin(&mut self) -> Result<Cycle<'_>> {
+        Ok(Cycle { area: self, message: None })
+    }
+
+    /// What is in it, to be written without a cycle: it belongs to the next commit.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        self.area.as_mut_slice()
+    }
+
+    /// See [`Area::exclude`].
+    pub fn exclude(&mut self, bytes: Range<usize>) -> Result<()> {
+        self.area.exclude(bytes)
+    }
+
+    /// See [`Area::include`].
+    pub fn include(&mut self, bytes: Range<usize>) -> Result<()> {
+        self.area.include(bytes)
+    }
+
+    /// Waits until all that was committed is durable. Failures are told by the next commit.
+    pub fn drain(&self) {
+        self.line.drain();
+    }
+
+    /// Commits several areas at one instant: nobody writes to any of them until all are captured. One checkpoint each, durable when this returns.
+    pub fn commit_together(areas: &mut [&mut CriticalArea]) -> Result<Vec<CheckpointId>> {
+        areas.iter_mut().try_for_each(|area| area.line.recover(&mut area.area))?;
+        let mut taken: Vec<Pending> = Vec::new();
+        let mut captures = Vec::new();
+        for at in 0..areas.len() {
+            let watch = Stopwatch::start();
+            match areas[at].area.capture() {
+                Ok(capture) => captures.push((capture, watch.elapsed())),
+                Err(error) => {
+                    captures.into_iter().zip(areas).for_each(|((capture, _), area)| area.area.give_back(capture));
+                    return Err(error);
+                }
+            }
+        }
+        for (area, (capture, pause)) in areas.iter().zip(captures) {
+            taken.push(area.line.write(capture, None, pause));
+        }
+        taken.iter().map(Pending::wait).collect()
+    }
+}
+
+impl Cycle<'_> {
+    /// What is said of the checkpoint.
+    pub fn message(mut self, message: &str) -> Self {
+        self.message = Some(message.to_owned());
+        self
+    }
+
+    /// Makes a checkpoint of the area as it is now, and returns when it is durable.
+    pub fn commit(self) -> Result<CheckpointId> {
+        let (pending, owner) = self.capture()?;
+        let result = pending.wait();
+        if result.is_err() {
+            // Told here; the next commit need not say it again.
+            let _ = owner.line.recover(&mut owner.area);
+        }
+        result
+    }
+
+    /// The same, but returns as soon as what was written is copied. An error of the writing is told by [`Pending::wait`] and by the next commit; it never
+    /// becomes a checkpoint, and the commit after that has all of it.
+    pub fn commit_behind(self) -> Result<Pending> {
+        Ok(self.capture()?.0)
+    }
+
+    /// System calls will write here in this cycle; see [`Area::expect_writes`].
+    pub fn expect_writes(&mut self, bytes: Range<usize>) -> Result<()> {
+        self.area.area.expect_writes(bytes)
+    }
+
+    /// Sets whole pages to zero; see [`Area::discard`].
+    pub fn discard(&mut self, bytes: Range<usize>) -> Result<()> {
+        self.area.area.discard(bytes)
+    }
+
+    /// Undoes all writes since the last commit: the area is again as it was then. Waits until that is durable. After an error some pages may have been undone.
+    pub fn roll_back(self) -> Result<()> {
+        let CriticalArea { area, line, .. } = self.area;
+        line.drain();
+        line.recover(area)?;
+        let written = area.written()?;
+        let mut page = [0; PAGE_SIZE];
+        for number in &written {
+            line.read_page(number, &mut page)?;
+            area.put_back(number, &page);
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Cycle<'a> {
+    fn capture(self) -> Result<(Pending, &'a mut CriticalArea)> {
+        let CriticalArea { area, line, .. } = &mut *self.area;
+        line.recover(area)?;
+        let watch = Stopwatch::start();
+        let capture = area.capture()?;
+        let pending = line.write(capture, self.message, watch.elapsed());
+        Ok((pending, self.area))
+    }
+}
+
+impl Deref for Cycle<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.area.area.as_slice()
+    }
+}
+
+impl DerefMut for Cycle<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.area.area.as_mut_slice()
+    }
+}

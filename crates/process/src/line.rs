@@ -1,0 +1,261 @@
+//! The line of checkpoints of one area, and the thread that writes it: captures come in order, and each stands on the one before.
+//!
+//! ```text
+//!   commit() ──Capture──> queue ──> thread: pages, table, record, durable ──> Pending
+//!                                      │ fails
+//!                                      └──> its pages are owed: the area has them in its next capture; the next commit says so
+//! ```
+//!
+//! A capture that was queued behind one that failed must not be written: its checkpoint would lack the other's pages. It fails, too.
+
+use crate::{Area, Capture, Error, Result, capture::read_page};
+use fermata_linux::clock::{self, Stopwatch};
+use fermata_store::{Cost, Hold, Record, Store};
+use fermata_types::{CheckpointId, PAGE_SIZE, PageNumber, PageSet, PartKind, PartState};
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard,
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+/// The branch of the store that an area grows.
+pub(crate) const BRANCH: &str = "main";
+
+/// A commit that is being written behind the program. Dropping it does not stop it; what goes wrong is then told by the next commit.
+#[derive(Debug)]
+#[must_use = "whether the commit became a checkpoint is told by `wait`, or by the next commit"]
+pub struct Pending(Arc<Answer>);
+
+#[derive(Debug, Default)]
+struct Answer {
+    result: Mutex<Option<Result<CheckpointId>>>,
+    there: Condvar,
+}
+
+impl Pending {
+    /// Waits until it is durable, and says which checkpoint it is.
+    pub fn wait(&self) -> Result<CheckpointId> {
+        let result = lock(&self.0.result);
+        let result = self.0.there.wait_while(result, |result| result.is_none()).unwrap_or_else(|poisoned| poisoned.into_inner());
+        result.clone().expect("waited for")
+    }
+
+    /// The same without waiting; none as long as it is being written.
+    pub fn poll(&self) -> Option<Result<CheckpointId>> {
+        lock(&self.0.result).clone()
+    }
+}
+
+impl Answer {
+    fn give(&self, result: Result<CheckpointId>) {
+        *lock(&self.result) = Some(result);
+        self.there.notify_all();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+struct Job {
+    capture: Capture,
+    message: Option<String>,
+    pause: Duration,
+    /// Failures that the area knew of when it was captured.
+    era: u64,
+    answer: Arc<Answer>,
+}
+
+/// What the thread and the program share.
+#[derive(Default)]
+struct State {
+    head: Option<Head>,
+    /// Of captures that failed: what the area has to capture again.
+    owed: (PageSet, PageSet),
+    /// Not told by a commit yet.
+    failure: Option<Error>,
+    failures: u64,
+    queued: usize,
+}
+
+#[derive(Clone)]
+struct Head {
+    hold: Arc<Hold>,
+    state: Arc<PartState>,
+}
+
+/// The line of one area. Dropped, it writes what is queued first.
+pub(crate) struct Line {
+    name: String,
+    store: Store,
+    shared: Arc<(Mutex<State>, Condvar)>,
+    era: u64,
+    queue: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Line {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Line({}, {:?})", self.name, self.head())
+    }
+}
+
+impl Line {
+    /// The line of this name, and the state of the area at its head; none if it is new.
+    pub fn open(store: &Store, name: &str) -> Result<(Self, Option<PartState>)> {
+        let head = match store.branch_to_grow(name, BRANCH)? {
+            None => None,
+            Some(id) => {
+                let hold = Arc::new(store.hold(&id)?);
+                let mut parts = store.record(&id)?.parts;
+                let part = parts.pop().filter(|part| parts.is_empty() && part.kind == PartKind::Process && part.name == name);
+                let state = part.ok_or_else(|| Error::foreign(name, format!("{} is of an experiment", id.short())))?;
+                Some(Head { hold, state: Arc::new(state) })
+            }
+        };
+        let state = head.as_ref().map(|head| (*head.state).clone());
+        let shared = Arc::new((Mutex::new(State { head, ..State::default() }), Condvar::new()));
+        let (queue, jobs) = channel();
+        let (of_thread, into, owner) = (shared.clone(), store.clone(), name.to_owned());
+        let work = move || write_all(&into, &owner, &of_thread, &jobs);
+        let thread = std::thread::Builder::new().name("fermata-area".into()).spawn(work).map_err(Error::io(name, "starting a thread"))?;
+        Ok((Self { name: name.to_owned(), store: store.clone(), shared, era: 0, queue: Some(queue), thread: Some(thread) }, state))
+    }
+
+    /// The checkpoint that was made durable last.
+    pub fn head(&self) -> Option<CheckpointId> {
+        lock(&self.shared.0).head.as_ref().map(|head| head.hold.id())
+    }
+
+    /// Hands what failed back to the area; the failure itself, once.
+    pub fn recover(&mut self, area: &mut Area) -> Result<()> {
+        let mut state = lock(&self.shared.0);
+        // What fails from here on, the area does not know of: whatever it captures next must not be written then.
+        self.era = state.failures;
+        let (pages, dropped) = std::mem::take(&mut state.owed);
+        area.owe(&pages, &dropped);
+        match state.failure.take() {
+            None => Ok(()),
+            Some(error) => Err(Error::Earlier { area: self.name.clone(), source: Box::new(error) }),
+        }
+    }
+
+    /// Queues a capture.
+    pub fn write(&self, capture: Capture, message: Option<String>, pause: Duration) -> Pending {
+        let answer = Arc::new(Answer::default());
+        let mut state = lock(&self.shared.0);
+        state.queued += 1;
+        let job = Job { capture, message, pause, era: self.era, answer: answer.clone() };
+        drop(state);
+        let queue = self.queue.as_ref().expect("open until dropped");
+        if let Err(refused) = queue.send(job) {
+            // The thread has panicked. Its captures are lost to it, but not to the memory.
+            let error = Error::io(&self.name, "writing behind the program")(io::Error::other("the thread that writes has ended"));
+            fail(&self.shared, refused.0, error);
+        }
+        Pending(answer)
+    }
+
+    /// Waits until nothing is queued.
+    pub fn drain(&self) {
+        let state = lock(&self.shared.0);
+        let is_gone = || self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+        let busy = |state: &mut State| state.queued > 0 && !is_gone();
+        drop(self.shared.1.wait_while(state, busy).unwrap_or_else(|poisoned| poisoned.into_inner()));
+    }
+
+    /// A page as the newest durable checkpoint has it.
+    pub fn read_page(&self, page: PageNumber, into: &mut [u8; PAGE_SIZE]) -> Result<()> {
+        let head = lock(&self.shared.0).head.clone();
+        match head {
+            None => into.fill(0),
+            Some(head) => read_page(&self.store, &head.state, page, into)?,
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        drop(self.queue.take());
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn write_all(store: &Store, name: &str, shared: &(Mutex<State>, Condvar), jobs: &Receiver<Job>) {
+    for job in jobs {
+        let (head, failures) = {
+            let state = lock(&shared.0);
+            (state.head.clone(), state.failures)
+        };
+        if job.era != failures {
+            let source = io::Error::other("an earlier commit was not written, and this one stands on it");
+            fail(shared, job, Error::io(name, "writing behind the program")(source));
+            continue;
+        }
+        match write(store, name, head, &job) {
+            Ok(head) => {
+                let id = head.hold.id();
+                let mut state = lock(&shared.0);
+                state.head = Some(head);
+                state.queued -= 1;
+                drop(state);
+                shared.1.notify_all();
+                job.answer.give(Ok(id));
+            }
+            Err(error) => fail(shared, job, error),
+        }
+    }
+}
+
+fn fail(shared: &(Mutex<State>, Condvar), job: Job, error: Error) {
+    let (pages, dropped) = job.capture.into_pages();
+    let mut state = lock(&shared.0);
+    state.owed.0 |= pages;
+    state.owed.1 |= dropped;
+    state.failures += 1;
+    state.queued -= 1;
+    // The first one is what the others follow from.
+    state.failure.get_or_insert(error.clone());
+    drop(state);
+    shared.1.notify_all();
+    job.answer.give(Err(error));
+}
+
+fn write(store: &Store, name: &str, head: Option<Head>, job: &Job) -> Result<Head> {
+    let watch = Stopwatch::start();
+    let mut writer = store.writer()?;
+    let (part, pages) = job.capture.put(head.as_ref().map(|head| &*head.state), &mut writer)?;
+    let stored_bytes = writer.stored_bytes()?;
+    let cost = Cost {
+        pause_ns: job.pause.as_nanos() as u64,
+        save_ns: watch.elapsed().as_nanos() as u64,
+        stored_bytes,
+        stored_by_part: BTreeMap::from([(name.to_owned(), stored_bytes)]),
+        pages,
+        parts: BTreeMap::from([(name.to_owned(), pages)]),
+        ..Cost::default()
+    };
+    let record = Record {
+        parent: head.as_ref().map(|head| head.hold.id()),
+        experiment: name.to_owned(),
+        branch: BRANCH.to_owned(),
+        message: job.message.clone(),
+        created_ns: clock::wall_ns(),
+        time_virtual_ns: 0,
+        began_ns: None,
+        spec: serde_json::json!({ "name": name, "area": { "pages": part.tables.values().map(|root| root.pages).sum::<u64>() } }),
+        events: 0,
+        waiting: Vec::new(),
+        parts: vec![part.clone()],
+        images: Vec::new(),
+        cost,
+    };
+    let hold = writer.commit_held(&record)?;
+    Ok(Head { hold: Arc::new(hold), state: Arc::new(part) })
+}

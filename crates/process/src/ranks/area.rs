@@ -1,0 +1,273 @@
+//! The memory of a rank: watched for writes, and captured at an instant while it is saved behind the running program.
+//!
+//! ```text
+//!   capture: what was written since the last capture is protected again, and to be saved
+//!   writer ──fault──> page is to be saved still? copied first ──> noted, opened ──> writer goes on
+//!   saver: copies, and pages that nobody has written to since
+//! ```
+//!
+//! Who faults and who saves take a page under one lock, so that each is saved as it was at the capture.
+
+use fermata_checkpoint::consistent::Ccn;
+use fermata_linux::{FaultKind, OwnMemory, Userfault, Writes, clock::Stopwatch, own_memory::Pieces, probe};
+use fermata_tracker::{
+    Tracker,
+    userfault::{UserfaultTracker, WriteLog},
+};
+use fermata_types::{PAGE_SIZE, PageBuf, PageNumber, PageSet};
+use std::{
+    io,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+/// Address space that a rank's memory can grow in: 64 GiB.
+const RESERVE: u64 = 64 << 30;
+/// How long a reader of faults sleeps where there are none.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Pages that the saver takes at a time.
+pub(super) const BATCH: usize = 32;
+
+/// Reserves the memory of this rank.
+pub(super) fn reserve() -> io::Result<(OwnMemory, Pieces)> {
+    OwnMemory::reserve(RESERVE)
+}
+
+/// The memory of a rank, watched.
+#[derive(Debug)]
+pub(super) struct Area {
+    memory: OwnMemory,
+    used: u64,
+    tracker: Mutex<UserfaultTracker>,
+    log: WriteLog,
+    userfault: Arc<Userfault>,
+    capture: Mutex<Capture>,
+    faults: AtomicU64,
+    fault_ns: AtomicU64,
+}
+
+/// What is being saved.
+#[derive(Debug, Default)]
+struct Capture {
+    ccn: Ccn,
+    /// To be saved, and unchanged since the capture.
+    left: PageSet,
+    /// As they were at the capture.
+    copies: Vec<(PageNumber, Box<PageBuf>)>,
+    /// Given to be saved for a checkpoint that is not permanent: the next one needs them if it is aborted.
+    owed: PageSet,
+}
+
+/// What a capture cost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Faults {
+    /// Pages that were copied because the program was about to write to them.
+    pub copied: u64,
+    /// How long it waited for that.
+    pub waited: Duration,
+}
+
+impl Area {
+    /// Watches the memory of which `used` bytes were given out. What it holds now counts as saved if `saved`.
+    pub fn watch(memory: OwnMemory, used: u64, saved: bool) -> io::Result<Arc<Self>> {
+        let used = used.max(1).next_multiple_of(PAGE_SIZE as u64);
+        let start = memory.range().start;
+        let range = start..start + used;
+        let (descriptor, _) = probe::userfaultfd()?;
+        let userfault = Arc::new(Userfault::new(descriptor, Writes::Sync)?);
+        userfault.register(range.clone(), false)?;
+        let (tracker, log) = UserfaultTracker::new(range, userfault.clone()).map_err(io::Error::other)?;
+        let owed = if saved { PageSet::new() } else { pages(used) };
+        let capture = Mutex::new(Capture { owed, ..Capture::default() });
+        let area = Self {
+            memory,
+            used,
+            tracker: Mutex::new(tracker),
+            log,
+            userfault,
+            capture,
+            faults: AtomicU64::new(0),
+            fault_ns: AtomicU64::new(0),
+        };
+        Ok(Arc::new(area))
+    }
+
+    /// Bytes that are watched.
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// Lets writers through, for ever.
+    pub fn serve(&self) -> io::Result<()> {
+        let mut faults = Vec::new();
+        loop {
+            self.userfault.wait(&mut faults, PATIENCE)?;
+            let watch = Stopwatch::start();
+            for fault in faults.drain(..).filter(|fault| fault.kind == FaultKind::Write) {
+                self.keep((fault.address - self.memory.range().start) / PAGE_SIZE as u64)?;
+                self.log.wrote(fault.address)?;
+            }
+            self.fault_ns.fetch_add(watch.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Copies a page that is about to be written to, if it is to be saved still.
+    fn keep(&self, page: u64) -> io::Result<()> {
+        let mut capture = self.lock();
+        if capture.left.remove(page as PageNumber) {
+            let mut copy = Box::new([0; PAGE_SIZE]);
+            self.memory.read_at(page * PAGE_SIZE as u64, &mut *copy)?;
+            capture.copies.push((page as PageNumber, copy));
+            self.faults.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Captures the memory as it is now, for this checkpoint; once more, if it was captured for it before: then what was written since is saved again. The program must
+    /// stand still, or what it writes meanwhile must be captured once more. Returns how many pages are to be saved.
+    pub fn capture(&self, ccn: Ccn, full: bool) -> io::Result<u64> {
+        let written = self.take()?;
+        let mut left = if full { pages(self.used) } else { written };
+        let mut capture = self.lock();
+        if capture.ccn == ccn {
+            left |= &capture.left;
+        } else {
+            left |= &capture.owed;
+            self.faults.store(0, Ordering::Relaxed);
+            self.fault_ns.store(0, Ordering::Relaxed);
+        }
+        capture.owed |= &left;
+        capture.ccn = ccn;
+        capture.copies.clear();
+        capture.left = left;
+        Ok(capture.left.len())
+    }
+
+    fn take(&self) -> io::Result<PageSet> {
+        self.tracker.lock().unwrap_or_else(PoisonError::into_inner).take().map_err(io::Error::other)
+    }
+
+    /// Some pages of the capture: hands over each with its content. False if there are none left, or if the capture is not this one any more.
+    pub fn save_some(&self, ccn: Ccn, mut each: impl FnMut(PageNumber, &PageBuf)) -> io::Result<bool> {
+        let mut capture = self.lock();
+        if capture.ccn != ccn {
+            return Ok(false);
+        }
+        // Copies first: each holds memory.
+        let copies = capture.copies.len().min(BATCH);
+        if copies > 0 {
+            capture.copies.drain(..copies).for_each(|(page, content)| each(page, &content));
+            return Ok(true);
+        }
+        let mut content = [0; PAGE_SIZE];
+        for _ in 0..BATCH {
+            let Some(page) = capture.left.min() else { break };
+            self.memory.read_at(u64::from(page) * PAGE_SIZE as u64, &mut content)?;
+            capture.left.remove(page);
+            each(page, &content);
+        }
+        Ok(!capture.left.is_empty() || !capture.copies.is_empty())
+    }
+
+    /// A checkpoint is over.
+    pub fn over(&self, ccn: Ccn, permanent: bool) {
+        let mut capture = self.lock();
+        if capture.ccn != ccn {
+            return;
+        }
+        if permanent {
+            capture.owed.clear();
+        }
+        // Nobody saves it any more, and no copies are needed.
+        capture.ccn = 0;
+        capture.left.clear();
+        capture.copies.clear();
+    }
+
+    /// What the last capture cost so far.
+    pub fn faults(&self) -> Faults {
+        Faults { copied: self.faults.load(Ordering::Relaxed), waited: Duration::from_nanos(self.fault_ns.load(Ordering::Relaxed)) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Capture> {
+        self.capture.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn pages(used: u64) -> PageSet {
+    PageSet::from_iter(0..(used / PAGE_SIZE as u64) as PageNumber)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn saved(area: &Area, ccn: Ccn) -> BTreeMap<PageNumber, u64> {
+        let mut pages = BTreeMap::new();
+        let mut first = |page, content: &PageBuf| {
+            pages.insert(page, u64::from_ne_bytes(content[..8].try_into().unwrap()));
+        };
+        while area.save_some(ccn, &mut first).unwrap() {}
+        pages
+    }
+
+    #[test]
+    fn pages_are_saved_as_they_were() {
+        const PAGES: usize = 100;
+        const WORDS: usize = PAGE_SIZE / 8;
+        let (memory, mut pieces) = reserve().unwrap();
+        let words = pieces.take::<u64>(PAGES * WORDS).unwrap();
+        let area = Area::watch(memory, pieces.used(), true).unwrap();
+        let server = area.clone();
+        std::thread::spawn(move || server.serve());
+        (0..50).for_each(|page| words[page * WORDS] = 1);
+        area.capture(1, false).unwrap();
+        (20..60).for_each(|page| words[page * WORDS] = 2);
+        assert_eq!(area.faults().copied, 30);
+        assert_eq!(saved(&area, 1), (0..50).map(|page| (page, 1)).collect());
+        // Aborted: what was saved for it is owed still.
+        area.over(1, false);
+        words[70 * WORDS] = 3;
+        area.capture(2, false).unwrap();
+        assert!(saved(&area, 1).is_empty());
+        let value = |page| {
+            if page < 20 {
+                1
+            } else if page < 60 {
+                2
+            } else {
+                3
+            }
+        };
+        assert_eq!(saved(&area, 2), (0..60).chain([70]).map(|page| (page, value(page))).collect());
+        area.over(2, true);
+        area.capture(3, false).unwrap();
+        assert!(saved(&area, 3).is_empty());
+        area.over(3, true);
+        area.capture(4, true).unwrap();
+        assert_eq!(saved(&area, 4).len(), PAGES);
+    }
+
+    #[test]
+    fn what_is_copied_ahead_and_written_again_is_saved_again() {
+        let (memory, mut pieces) = reserve().unwrap();
+        let words = pieces.take::<u64>(10 * PAGE_SIZE / 8).unwrap();
+        let area = Area::watch(memory, pieces.used(), true).unwrap();
+        let server = area.clone();
+        std::thread::spawn(move || server.serve());
+        words[0] = 1;
+        words[PAGE_SIZE / 8] = 1;
+        assert_eq!(area.capture(1, false).unwrap(), 2);
+        assert_eq!(saved(&area, 1), BTreeMap::from([(0, 1), (1, 1)]));
+        words[0] = 2;
+        assert_eq!(area.capture(1, false).unwrap(), 1);
+        assert_eq!(saved(&area, 1), BTreeMap::from([(0, 2)]));
+        area.over(1, false);
+        area.capture(2, false).unwrap();
+        assert_eq!(saved(&area, 2), BTreeMap::from([(0, 2), (1, 1)]));
+    }
+}

@@ -1,0 +1,277 @@
+//! The eight programs, run by real processes that are killed at random: the answer is right all the same. Each program checks its own.
+//!
+//! This test binary is also the program of every rank, and a coordinator that can be killed: it starts itself again as such.
+
+use fermata_linux::random;
+use fermata_process::ranks::{Error, Event, Mode, Options, Outcome, Transport, host};
+use fermata_store::{Store, VerifyOptions};
+use rustix::process::{Pid, Signal, kill_process};
+use std::{
+    env,
+    path::Path,
+    process::{Command, ExitCode, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+#[path = "../examples/fft.rs"]
+mod fft;
+#[path = "../examples/gauss.rs"]
+mod gauss;
+#[path = "../examples/grid.rs"]
+mod grid;
+#[path = "../examples/matmult.rs"]
+mod matmult;
+#[path = "../examples/nqueens.rs"]
+mod nqueens;
+#[path = "../examples/prime.rs"]
+mod prime;
+#[path = "../examples/sparse.rs"]
+mod sparse;
+#[path = "../examples/tsp.rs"]
+mod tsp;
+
+const PROGRAM: &str = "RANKS_TEST_PROGRAM";
+const STORE: &str = "RANKS_TEST_STORE";
+
+/// The programs, with arguments for some seconds of work in all, and what the answer says.
+const PROGRAMS: [(&str, &str, &str); 8] = [
+    ("fft", "16384 100", "200 transforms"),
+    ("gauss", "1200", "1200 equations solved"),
+    ("grid", "512 1500", "1500 iterations"),
+    ("matmult", "1000", "is right"),
+    ("nqueens", "14", "365596 ways"),
+    ("prime", "34", " * "),
+    ("sparse", "6000 1000", "6000 unknowns"),
+    ("tsp", "15", "the shortest way"),
+];
+
+/// No test: what a rank runs.
+#[test]
+fn a_rank() {
+    let Ok(words) = env::var(PROGRAM) else { return };
+    let mut words = words.split(' ');
+    let name = words.next().unwrap();
+    let args: Vec<usize> = words.map(|word| word.parse().unwrap()).collect();
+    let program = match name {
+        "fft" => fft::program,
+        "gauss" => gauss::program,
+        "grid" => grid::program,
+        "matmult" => matmult::program,
+        "nqueens" => nqueens::program,
+        "prime" => prime::program,
+        "sparse" => sparse::program,
+        "tsp" => tsp::program,
+        _ => panic!("{name}"),
+    };
+    assert_eq!(format!("{:?}", program(&args)), format!("{:?}", ExitCode::SUCCESS));
+}
+
+/// No test: a coordinator that can be killed.
+#[test]
+fn a_coordinator() {
+    let Ok(store) = env::var(STORE) else { return };
+    let mut options = options(&env::var(PROGRAM).unwrap());
+    options.resume = true;
+    let outcome = run(Path::new(&store), &options).unwrap();
+    std::fs::write(Path::new(&store).join("outcome"), outcome.answers.concat()).unwrap();
+}
+
+fn options(program: &str) -> Options {
+    let mut options = Options::new(program.split(' ').next().unwrap(), 4, env::current_exe().unwrap());
+    // The harness would keep what is printed until the end, and prints much itself.
+    options.args = ["--exact", "a_rank", "--nocapture", "--quiet"].map(str::to_owned).to_vec();
+    options.environment = vec![(PROGRAM.to_owned(), program.to_owned())];
+    options.every = Some(Duration::from_millis(10));
+    options.retries = 200;
+    options
+}
+
+fn run(store: &Path, options: &Options) -> Result<Outcome, Error> {
+    host::run(&Store::open(store).unwrap(), options, &mut |_| {})
+}
+
+fn below(end: u64) -> u64 {
+    u64::from_ne_bytes(random::bytes().unwrap()) % end
+}
+
+/// Kills some ranks at random times, so many times in all.
+struct Killer {
+    pids: Mutex<Vec<u32>>,
+    over: AtomicBool,
+}
+
+impl Killer {
+    fn start(times: u64) -> Arc<Self> {
+        let killer = Arc::new(Self { pids: Mutex::default(), over: AtomicBool::new(false) });
+        let own = killer.clone();
+        thread::spawn(move || {
+            for _ in 0..times {
+                thread::sleep(Duration::from_millis(20 + below(400)));
+                // Held until they are dead: nobody waits for them and gives their numbers away.
+                let pids = own.pids.lock().unwrap();
+                if own.over.load(Ordering::SeqCst) {
+                    return;
+                }
+                let all = below(8) == 0;
+                for pid in pids.iter().filter(|_| all || below(4) == 0) {
+                    let _ = kill_process(Pid::from_raw(*pid as i32).unwrap(), Signal::KILL);
+                }
+            }
+        });
+        killer
+    }
+
+    fn see(&self, event: &Event) {
+        match event {
+            Event::Started { pids, .. } => self.pids.lock().unwrap().clone_from(pids),
+            Event::Back { .. } => self.pids.lock().unwrap().clear(),
+            _ => {}
+        }
+    }
+}
+
+fn is_long() -> bool {
+    env::var_os("FERMATA_LONG").is_some()
+}
+
+fn answer_of(program: (&str, &str, &str), outcome: &Outcome) {
+    let answer = outcome.answers.concat();
+    assert!(answer.contains(program.2), "{}: {answer:?}", program.0);
+}
+
+#[test]
+fn every_program_is_right_and_checkpointed() {
+    for program in PROGRAMS {
+        let store = tempfile::tempdir().unwrap();
+        let outcome = run(store.path(), &options(&format!("{} {}", program.0, program.1))).unwrap();
+        answer_of(program, &outcome);
+        assert_eq!(outcome.rollbacks, 0, "{}: {outcome:?}", program.0);
+        assert!(!outcome.checkpoints.is_empty(), "{}: {outcome:?}", program.0);
+    }
+}
+
+#[test]
+fn whoever_is_killed_the_answer_is_right() {
+    let rounds = if is_long() { 500 } else { 16 };
+    let (mut back, mut permanent) = (0, 0);
+    for round in 0..rounds {
+        let program = PROGRAMS[round % PROGRAMS.len()];
+        let store = tempfile::tempdir().unwrap();
+        let killer = Killer::start(1 + below(6));
+        let options = options(&format!("{} {}", program.0, program.1));
+        let outcome = host::run(&Store::open(store.path()).unwrap(), &options, &mut |event| killer.see(&event)).unwrap();
+        {
+            let _pids = killer.pids.lock().unwrap();
+            killer.over.store(true, Ordering::SeqCst);
+        }
+        answer_of(program, &outcome);
+        back += outcome.rollbacks;
+        permanent += outcome.checkpoints.len();
+    }
+    assert!(back as usize >= rounds / 4, "{back} times back in {rounds} rounds");
+    assert!(permanent >= rounds / 2, "{permanent} checkpoints in {rounds} rounds");
+}
+
+#[test]
+fn the_coordinator_is_killed_and_another_goes_on() {
+    let rounds = if is_long() { 100 } else { 4 };
+    for round in 0..rounds {
+        let program = PROGRAMS[(round * 3) % PROGRAMS.len()];
+        let store = tempfile::tempdir().unwrap();
+        let mut times = 1 + below(4);
+        loop {
+            let mut command = Command::new(env::current_exe().unwrap());
+            command.args(["--exact", "a_coordinator", "--quiet"]).stdout(Stdio::null());
+            command.env(STORE, store.path()).env(PROGRAM, format!("{} {}", program.0, program.1));
+            let mut child = command.spawn().unwrap();
+            if times > 0 {
+                times -= 1;
+                thread::sleep(Duration::from_millis(100 + below(600)));
+                child.kill().unwrap();
+                child.wait().unwrap();
+            } else {
+                assert!(child.wait().unwrap().success());
+            }
+            if let Ok(answer) = std::fs::read_to_string(store.path().join("outcome")) {
+                assert!(answer.contains(program.2), "{}: {answer:?}", program.0);
+                break;
+            }
+        }
+        let report = Store::open(store.path()).unwrap().verify(&VerifyOptions::default(), &mut |_, _| {}).unwrap();
+        assert!(report.damage.is_empty(), "{report:?}");
+    }
+}
+
+#[test]
+fn every_mode_and_transport_goes_back_rightly() {
+    let ways = [Mode::Consistent, Mode::Blocking, Mode::Full, Mode::Precopy].map(|mode| (mode, Transport::Unix));
+    for (mode, transport) in ways.into_iter().chain([(Mode::Consistent, Transport::Tcp)]) {
+        for program in [PROGRAMS[2], PROGRAMS[6]] {
+            let store = tempfile::tempdir().unwrap();
+            let mut options = options(&format!("{} {}", program.0, program.1));
+            (options.mode, options.transport) = (mode, transport);
+            // All are killed right after the third checkpoint.
+            let pids = Mutex::new(Vec::new());
+            let outcome = host::run(&Store::open(store.path()).unwrap(), &options, &mut |event| match event {
+                Event::Started { pids: started, .. } => *pids.lock().unwrap() = started,
+                Event::Permanent(taken) if taken.ccn == 3 => {
+                    pids.lock().unwrap().iter().for_each(|pid| kill_process(Pid::from_raw(*pid as i32).unwrap(), Signal::KILL).unwrap());
+                }
+                _ => {}
+            });
+            let outcome = outcome.unwrap();
+            answer_of(program, &outcome);
+            assert_eq!(outcome.rollbacks, 1, "{mode} {transport:?} {}", program.0);
+        }
+    }
+}
+
+#[test]
+fn one_checkpoint_is_kept_or_all_and_a_run_goes_on_from_the_last() {
+    let program = PROGRAMS[2];
+    for keep in [false, true] {
+        let store = tempfile::tempdir().unwrap();
+        let mut options = options(&format!("{} {}", program.0, program.1));
+        options.keep = keep;
+        let outcome = run(store.path(), &options).unwrap();
+        let records = Store::open(store.path()).unwrap().records().unwrap();
+        assert_eq!(records.len(), if keep { outcome.checkpoints.len() } else { 1 });
+        let last = outcome.checkpoints.last().unwrap();
+        assert_eq!(records.last().unwrap().0, last.id);
+        options.resume = true;
+        options.every = None;
+        let mut began = None;
+        let again = host::run(&Store::open(store.path()).unwrap(), &options, &mut |event| {
+            if let Event::Started { ccn, .. } = event {
+                began = Some(ccn);
+            }
+        });
+        answer_of(program, &again.unwrap());
+        assert_eq!(began, Some(last.ccn));
+        // Another number of ranks cannot take its place.
+        options.ranks = 3;
+        assert!(run(store.path(), &options).unwrap_err().to_string().contains("4 ranks"));
+    }
+}
+
+#[test]
+fn a_program_that_cannot_run_is_told_of() {
+    let store = tempfile::tempdir().unwrap();
+    let mut impossible = options("tsp 13");
+    impossible.ranks = 1;
+    assert!(run(store.path(), &impossible).unwrap_err().to_string().contains("two ranks"));
+    let mut missing = options("tsp 13");
+    missing.program = "/no/such/program".into();
+    assert!(run(store.path(), &missing).unwrap_err().to_string().contains("/no/such/program"));
+    let mut useless = options("tsp 13");
+    (useless.program, useless.retries) = ("/bin/false".into(), 2);
+    assert!(run(store.path(), &useless).unwrap_err().to_string().contains("went back 3 times"));
+    let mut none = options("tsp 13");
+    none.ranks = 0;
+    assert!(matches!(run(store.path(), &none), Err(Error::Refused(_))));
+}

@@ -1,0 +1,508 @@
+//! A checkpoint that is not here yet: what of it is needed is read from a remote when it is asked for, while all of it is fetched behind whoever asks.
+//!
+//! Nothing of it is in the index before all of it is durable here: a [`Store`] that has such a checkpoint looks in the index first and then in the tables of
+//! contents of the remote's packs. So whoever reads pages need not know of it, and a crash leaves a store without the checkpoint, and packs that are not fetched
+//! again.
+//!
+//! Whoever waits for a page waits for as long as the remote cannot be reached, or says something wrong: it is asked again and again, at growing intervals. What
+//! comes is checked against its name like everything else.
+
+use super::{
+    CopyStage, Name, PullOptions, Pulled, Remote,
+    catalog::{Catalog, Place, pack_name},
+    check_format,
+    lease::Going,
+    record,
+};
+use crate::{
+    Error, Progress, Record, Result, Store,
+    cache::Cache,
+    error::Named,
+    hash,
+    hold::Presence,
+    index::{Db, Location},
+    node::{Node, Stored},
+    pack::{self, Frame, Kind},
+    store::Inner,
+    table::Nodes as _,
+};
+use fermata_types::{BlobName, CheckpointId, NodeName, PAGE_SIZE, PageBuf, PageName, PageNumber};
+use std::{
+    fmt,
+    fs::File,
+    io,
+    os::unix::fs::FileExt as _,
+    path::PathBuf,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+/// Read at once around what is asked for: neighbours in a pack are wanted together.
+const AHEAD_MAX: u64 = 256 << 10;
+/// Decompressed frames kept: 32 MiB at most.
+const FRAMES_CACHED: usize = 512;
+/// Deltas to deltas: as many as a push can have made.
+const DELTAS_MAX: u32 = 64;
+/// Between two attempts to reach a remote that failed, at first and at most.
+const RETRY_FIRST: Duration = Duration::from_millis(250);
+const RETRY_MAX: Duration = Duration::from_secs(10);
+/// Fetched at once behind those who wait for something: so long they may have to wait for the line.
+const PIECE: u64 = 1 << 20;
+/// Between two looks at whether somebody still waits.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+
+/// How far a checkpoint is from being here.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AwayState {
+    /// Bytes of packs that have to be fetched; 0 as long as that is not known.
+    pub total: u64,
+    /// Of them those that are here.
+    pub fetched: u64,
+    /// Objects that somebody asked for before they were here, read one after the other.
+    pub asked: u64,
+    /// Why the remote cannot be read, while it cannot.
+    pub trouble: Option<String>,
+    /// Somebody waits for something that the remote does not give.
+    pub waited_for: bool,
+}
+
+/// A checkpoint that is read from a remote until it is here.
+pub struct Away {
+    store: Store,
+    /// For those who wait. Whoever fetches behind them has a line of their own.
+    remote: Box<dyn Remote>,
+    catalog: Catalog,
+    id: CheckpointId,
+    record: Record,
+    /// Where packs are fetched to.
+    incoming: PathBuf,
+    frames: Cache<(u32, u32), Arc<Frame>>,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// What is in the store already, and is read there, stays until the checkpoint is.
+    presence: Mutex<Option<Presence>>,
+}
+
+#[derive(Default)]
+struct State {
+    told: AwayState,
+    /// Who waits for something that is away, and of them those whose attempt failed.
+    demands: u32,
+    failing: u32,
+    /// All of it is here.
+    here: bool,
+    /// Nobody wants it any more.
+    ended: bool,
+}
+
+impl fmt::Debug for Away {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Away({} at {})", self.id.short(), self.remote)
+    }
+}
+
+impl Store {
+    /// Begins to read a checkpoint of an experiment from a remote, as if it were here. There can be one at a time. `remote` is for those who wait: it should
+    /// tell soon when it cannot be reached.
+    pub fn begin_away(
+        &self,
+        remote: Box<dyn Remote>,
+        experiment: &str,
+        id: &CheckpointId,
+        progress: &mut dyn FnMut(CopyStage, Progress),
+    ) -> Result<Arc<Away>> {
+        check_format(&*remote, false)?;
+        let presence = Presence::writer(self)?;
+        self.0.forget_if_collected()?;
+        let (record, _) = record(&*remote, experiment, id)?;
+        let catalog = Catalog::read(self, &*remote, PullOptions::default().jobs, &Going::look(&*remote)?.packs, &mut |at| progress(CopyStage::Look, at))?;
+        let away = Arc::new(Away {
+            // One that is away has no strong hold on a store that is: the store lets go of it when it ends.
+            store: self.clone(),
+            remote,
+            catalog,
+            id: *id,
+            record,
+            incoming: self.0.path.join("remotes").join("incoming"),
+            frames: Cache::new(FRAMES_CACHED),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            presence: Mutex::new(Some(presence)),
+        });
+        let mut place = self.0.away.write().unwrap_or_else(PoisonError::into_inner);
+        if place.is_some() {
+            return Err(Error::refused("another checkpoint is being read from a remote", "wait until all of it is here"));
+        }
+        *place = Some(away.clone());
+        Ok(away)
+    }
+
+    /// The checkpoint that is read from a remote, as long as it is not here.
+    pub fn away(&self) -> Option<Arc<Away>> {
+        self.0.away()
+    }
+
+    /// Waits until the checkpoint that is away, if there is one, is here. False: nobody wanted that any more, who is asked now and then.
+    pub fn await_away(&self, wanted: &dyn Fn() -> bool) -> bool {
+        let Some(away) = self.away() else { return true };
+        let mut state = away.lock();
+        while !state.here && !state.ended {
+            if !wanted() {
+                return false;
+            }
+            state = away.changed.wait_timeout(state, BETWEEN_LOOKS).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.here
+    }
+}
+
+impl Inner {
+    pub fn away(&self) -> Option<Arc<Away>> {
+        self.away.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Who has an object that cannot be read here; none: it can, or nobody has it.
+    pub fn away_with(&self, db: &Db, name: &Name) -> Result<Option<Arc<Away>>> {
+        let Some(away) = self.away().filter(|away| away.has(name)) else { return Ok(None) };
+        let place = self.index.location(&*self.index.read()?, db, name, &Named("object", name))?;
+        let here = match place {
+            Some(Location::Pack { .. }) => true,
+            Some(Location::Image { image, .. }) => self.images.read().unwrap_or_else(PoisonError::into_inner).contains_key(&image),
+            None => false,
+        };
+        Ok((!here).then_some(away))
+    }
+}
+
+impl Away {
+    /// The checkpoint.
+    pub fn id(&self) -> CheckpointId {
+        self.id
+    }
+
+    /// Where it is.
+    pub fn remote(&self) -> String {
+        self.remote.to_string()
+    }
+
+    /// How far it is.
+    pub fn state(&self) -> AwayState {
+        let state = self.lock();
+        AwayState { waited_for: state.failing > 0, ..state.told.clone() }
+    }
+
+    /// Its record. A parent that is not here counts as removed.
+    pub(crate) fn record(&self) -> Record {
+        self.record.clone()
+    }
+
+    /// Nobody wants it any more: whoever waits for something of it fails.
+    pub fn end(&self) {
+        self.lock().ended = true;
+        self.changed.notify_all();
+        *self.store.0.away.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Fetches all of it over a line of its own, behind those who wait for something, and again when that fails; until it is here, when `entered` is told, before
+    /// anybody who waits for it to be here. Then it is read like any other. None: it ended before.
+    pub fn fetch(&self, remote: &dyn Remote, entered: &mut dyn FnMut() -> Result<()>) -> Option<Pulled> {
+        let polite = Polite { remote, away: self };
+        let mut interval = RETRY_FIRST;
+        loop {
+            let fetched = self.pull(&polite).and_then(|pulled| entered().map(|()| pulled));
+            match fetched {
+                _ if self.lock().ended => return None,
+                Ok(pulled) => {
+                    self.arrived();
+                    return Some(pulled);
+                }
+                Err(error) => {
+                    tracing::warn!("checkpoint {} is not fetched yet: {error}", self.id.short());
+                    self.lock().told.trouble = Some(error.to_string());
+                }
+            }
+            if !self.sleep(interval) {
+                return None;
+            }
+            interval = (interval * 2).min(RETRY_MAX);
+        }
+    }
+
+    fn pull(&self, remote: &dyn Remote) -> Result<Pulled> {
+        let mut presence = self.presence.lock().unwrap_or_else(PoisonError::into_inner);
+        if presence.is_none() {
+            *presence = Some(Presence::writer(&self.store)?);
+        }
+        let options = PullOptions { jobs: 1 };
+        self.store.pull_present(remote, &self.record.experiment, &[self.id], &options, &mut presence, &mut |stage, at| {
+            if stage == CopyStage::Transfer {
+                let mut state = self.lock();
+                // It is told once for nodes and once for the rest; what is left is what counts.
+                (state.told.fetched, state.told.total) = (at.done, at.total);
+            }
+        })
+    }
+
+    fn arrived(&self) {
+        let mut state = self.lock();
+        state.here = true;
+        state.told.trouble = None;
+        drop(state);
+        *self.store.0.away.write().unwrap_or_else(PoisonError::into_inner) = None;
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn has(&self, name: &Name) -> bool {
+        self.catalog.find(name).is_some()
+    }
+
+    /// Reads a page. False: it is here by now.
+    pub(crate) fn page(&self, name: &PageName, into: &mut PageBuf) -> Result<bool> {
+        let read = self.object(name.as_bytes(), Kind::Pages, "page", |bytes| {
+            let page: &PageBuf = bytes.try_into().map_err(|_| format!("a page of {} bytes", bytes.len()))?;
+            if hash::page(page) == *name { Ok(*page) } else { Err("the content does not fit the name".into()) }
+        })?;
+        Ok(read.map(|page| *into = page).is_some())
+    }
+
+    /// Reads many pages, those that lie together one after the other. Returns those that are here by now.
+    pub(crate) fn pages(
+        &self,
+        mut wanted: Vec<(PageNumber, PageName)>,
+        each: &dyn Fn(PageNumber, &PageBuf) -> bool,
+    ) -> Result<Vec<(PageNumber, PageName)>> {
+        wanted.sort_by_key(|(_, name)| self.catalog.find(name.as_bytes()));
+        let (mut here, mut page) = (Vec::new(), [0; PAGE_SIZE]);
+        for (number, name) in wanted {
+            if !self.page(&name, &mut page)? {
+                here.push((number, name));
+            } else if !each(number, &page) {
+                return Ok(Vec::new());
+            }
+        }
+        Ok(here)
+    }
+
+    /// A blob; none: it is here by now.
+    pub(crate) fn blob(&self, name: &BlobName) -> Result<Option<Vec<u8>>> {
+        self.object(name.as_bytes(), Kind::Blob, "blob", |bytes| match hash::blob(bytes) == *name {
+            true => Ok(bytes.to_vec()),
+            false => Err("the content does not fit the name".into()),
+        })
+    }
+
+    /// A node; none: it is here by now.
+    pub(crate) fn node(&self, name: &NodeName) -> Result<Option<Node>> {
+        self.node_upon(name, DELTAS_MAX)
+    }
+
+    fn node_upon(&self, name: &NodeName, deltas_left: u32) -> Result<Option<Node>> {
+        let decode = |bytes: &[u8]| Stored::decode(bytes);
+        let Some(stored) = self.object(name.as_bytes(), Kind::Nodes, "node", decode)? else { return Ok(None) };
+        let wrong = |detail: String| Error::corrupt(&super::place(&*self.remote, "packs"), None, Named("node", name.as_bytes()), detail);
+        let node = match stored {
+            Stored::Full(node) => node,
+            Stored::Delta(_) if deltas_left == 0 => return Err(wrong("too many nodes that each stand on another one".into())),
+            Stored::Delta(delta) => {
+                let inner = &self.store.0;
+                let base = match inner.away_with(&inner.index.nodes, delta.base.as_bytes())? {
+                    Some(_) => self.node_upon(&delta.base, deltas_left - 1)?,
+                    None => Some(inner.load(&delta.base)?.node.clone()),
+                };
+                let Some(base) = base else { return Ok(None) };
+                delta.apply(&base).map_err(wrong)?
+            }
+        };
+        if node.name() != *name {
+            return Err(wrong("the content does not fit the name".into()));
+        }
+        Ok(Some(node))
+    }
+
+    /// An object that `check` finds to be what it should be. Asks until it has it; none: it is here by now.
+    fn object<T>(
+        &self,
+        name: &Name,
+        kind: Kind,
+        what: &'static str,
+        check: impl Fn(&[u8]) -> std::result::Result<T, String>,
+    ) -> Result<Option<T>> {
+        let at = self.catalog.find(name).ok_or_else(|| {
+            Error::refused(
+                format!("{} is in no pack at {}", Named(what, name), self.remote),
+                "push that checkpoint again from where it is whole",
+            )
+        })?;
+        let demand = Demand::new(self);
+        let (mut fresh, mut interval) = (false, RETRY_FIRST);
+        loop {
+            let read = self.frame(at, fresh).and_then(|frame| match frame.kind == kind {
+                true => frame.object(at.place.into()).and_then(&check),
+                false => Err(format!("what lies there is no {what}")),
+            });
+            match read {
+                Ok(value) => return Ok(Some(value)),
+                Err(detail) => demand.failed(format!("{}: {detail}", pack_name(&self.catalog.packs[at.pack as usize].id))),
+            }
+            if !self.sleep(interval) {
+                return if self.lock().here { Ok(None) } else { Err(self.ended(&Named(what, name))) };
+            }
+            (fresh, interval) = (true, (interval * 2).min(RETRY_MAX));
+        }
+    }
+
+    fn ended(&self, what: &dyn fmt::Display) -> Error {
+        Error::refused(format!("{what} was waited for from {}, and nobody wants it any more", self.remote), "swap it in again")
+    }
+
+    /// Waits; false if there is nothing to wait for any more.
+    fn sleep(&self, time: Duration) -> bool {
+        let over = |state: &mut State| !state.here && !state.ended;
+        let (state, _) = self.changed.wait_timeout_while(self.lock(), time, over).unwrap_or_else(PoisonError::into_inner);
+        !state.here && !state.ended
+    }
+
+    /// The frame at a place, and its neighbours on the way. `fresh`: what was read before was not right.
+    fn frame(&self, at: Place, fresh: bool) -> std::result::Result<Arc<Frame>, String> {
+        if let Some(frame) = self.frames.get(&(at.pack, at.frame)).filter(|_| !fresh) {
+            return Ok(frame);
+        }
+        let entries = &self.catalog.packs[at.pack as usize].contents.entries;
+        let first = &entries[at.frame as usize];
+        let neighbours = entries[at.frame as usize..].iter().take_while(|entry| {
+            entry.kind == first.kind && entry.offset.saturating_sub(first.offset) + u64::from(entry.length) <= AHEAD_MAX
+        });
+        let count = neighbours.count().max(1);
+        let last = &entries[at.frame as usize + count - 1];
+        let bytes = self.bytes(at.pack, first.offset, last.offset + u64::from(last.length) - first.offset, fresh)?;
+        let mut wanted = None;
+        for (number, entry) in (at.frame..).zip(&entries[at.frame as usize..][..count]) {
+            let from = (entry.offset - first.offset) as usize;
+            let frame = Arc::new(pack::unpack(&bytes[from..from + entry.length as usize])?);
+            self.frames.insert((at.pack, number), frame.clone());
+            wanted.get_or_insert(frame);
+        }
+        wanted.ok_or_else(|| "no frame lies there".to_owned())
+    }
+
+    /// Bytes of a pack: of what was fetched already, or from the remote.
+    fn bytes(&self, pack: u32, from: u64, length: u64, fresh: bool) -> std::result::Result<Vec<u8>, String> {
+        let pack = &self.catalog.packs[pack as usize];
+        if from.checked_add(length).is_none_or(|end| end > pack.length) {
+            return Err(format!("it should reach to byte {from} + {length}, and the pack has {}", pack.length));
+        }
+        if !fresh && let Ok(file) = File::open(pack::place(&self.incoming, &pack.id)) {
+            let mut bytes = vec![0; length as usize];
+            if file.read_exact_at(&mut bytes, from).is_ok() {
+                return Ok(bytes);
+            }
+        }
+        let read = self.remote.range(&pack_name(&pack.id), from, length).map_err(|error| error.to_string())?;
+        read.filter(|bytes| bytes.len() as u64 == length).ok_or_else(|| "it is gone, or shorter than it was".to_owned())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing half done can be in it, whoever panicked.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Somebody who waits for something that is away. Whoever fetches behind them waits meanwhile.
+struct Demand<'a> {
+    away: &'a Away,
+    failed: std::cell::Cell<bool>,
+}
+
+impl<'a> Demand<'a> {
+    fn new(away: &'a Away) -> Self {
+        let mut state = away.lock();
+        state.demands += 1;
+        state.told.asked += 1;
+        Self { away, failed: false.into() }
+    }
+
+    fn failed(&self, why: String) {
+        let mut state = self.away.lock();
+        state.failing += u32::from(!self.failed.replace(true));
+        if state.told.trouble.as_ref() != Some(&why) {
+            tracing::warn!("waiting for {}: {why}", self.away.remote);
+            state.told.trouble = Some(why);
+        }
+    }
+}
+
+impl Drop for Demand<'_> {
+    fn drop(&mut self) {
+        let mut state = self.away.lock();
+        state.demands -= 1;
+        if self.failed.get() {
+            state.failing -= 1;
+            state.told.trouble = None;
+        }
+        drop(state);
+        self.away.changed.notify_all();
+    }
+}
+
+/// A remote that fetches packs piece by piece, and lets whoever waits for something go first.
+struct Polite<'a> {
+    remote: &'a dyn Remote,
+    away: &'a Away,
+}
+
+impl Polite<'_> {
+    /// Waits until nobody waits for anything; fails when all ends.
+    fn after_you(&self) -> io::Result<()> {
+        let busy = |state: &mut State| !state.ended && state.demands > state.failing;
+        let state = self.away.changed.wait_while(self.away.lock(), busy).unwrap_or_else(PoisonError::into_inner);
+        if state.ended { Err(io::Error::other("nobody wants it any more")) } else { Ok(()) }
+    }
+}
+
+impl fmt::Display for Polite<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.remote.fmt(f)
+    }
+}
+
+impl Remote for Polite<'_> {
+    fn get(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
+        self.after_you()?;
+        if !name.starts_with("packs/") {
+            return self.remote.get(name, most);
+        }
+        // Of a pack the length is known, and is the most that it may have.
+        let mut bytes = Vec::new();
+        while (bytes.len() as u64) < most {
+            self.after_you()?;
+            let Some(piece) = self.remote.range(name, bytes.len() as u64, PIECE.min(most - bytes.len() as u64))? else { return Ok(None) };
+            if piece.is_empty() {
+                break;
+            }
+            bytes.extend(piece);
+        }
+        Ok(Some(bytes))
+    }
+
+    fn tail(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
+        self.after_you()?;
+        self.remote.tail(name, most)
+    }
+
+    fn range(&self, name: &str, from: u64, length: u64) -> io::Result<Option<Vec<u8>>> {
+        self.after_you()?;
+        self.remote.range(name, from, length)
+    }
+
+    fn put(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
+        self.remote.put(name, bytes)
+    }
+
+    fn swap(&self, name: &str, before: Option<&[u8]>, bytes: Vec<u8>) -> io::Result<bool> {
+        self.remote.swap(name, before, bytes)
+    }
+
+    fn list(&self, prefix: &str) -> io::Result<Vec<(String, u64)>> {
+        self.remote.list(prefix)
+    }
+}

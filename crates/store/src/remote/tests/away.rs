@@ -1,0 +1,252 @@
+//! A checkpoint that is read from a remote before it is here.
+
+use super::*;
+use crate::remote::Away;
+use std::{sync::mpsc::RecvTimeoutError, time::Duration};
+
+/// For what must not happen however long one waits, and for what happens at once.
+const A_WHILE: Duration = Duration::from_millis(600);
+const SOON: Duration = Duration::from_secs(60);
+
+impl Remote for Arc<Place> {
+    fn get(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
+        (**self).get(name, most)
+    }
+    fn tail(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
+        (**self).tail(name, most)
+    }
+    fn range(&self, name: &str, from: u64, length: u64) -> io::Result<Option<Vec<u8>>> {
+        (**self).range(name, from, length)
+    }
+    fn put(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
+        (**self).put(name, bytes)
+    }
+    fn swap(&self, name: &str, before: Option<&[u8]>, bytes: Vec<u8>) -> io::Result<bool> {
+        (**self).swap(name, before, bytes)
+    }
+    fn list(&self, prefix: &str) -> io::Result<Vec<(String, u64)>> {
+        (**self).list(prefix)
+    }
+}
+
+/// A store with a history that is on a remote, too.
+struct Scene {
+    here: tempfile::TempDir,
+    _there: tempfile::TempDir,
+    from: Store,
+    to: Store,
+    place: Arc<Place>,
+    ids: Vec<CheckpointId>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Arc::new(Place::new()));
+        let (from, to) = (store(there.path()), store(here.path()));
+        let ids = history(&from, 4);
+        push(&from, &place, &ids).unwrap();
+        Self { here, _there: there, from, to, place, ids }
+    }
+
+    fn last(&self) -> CheckpointId {
+        *self.ids.last().unwrap()
+    }
+
+    fn begin(&self) -> Arc<Away> {
+        self.to.begin_away(Box::new(self.place.clone()), "lab", &self.last(), &mut |_, _| {}).unwrap()
+    }
+
+    /// A page of the last checkpoint, and what it holds.
+    fn some_page(&self) -> (PageName, [u8; PAGE_SIZE]) {
+        let name = pages(&self.from, &self.last()).into_iter().map(|(_, name)| PageName(name)).find(|name| *name != ZERO_PAGE).unwrap();
+        let mut content = [0; PAGE_SIZE];
+        self.from.read_page(&name, &mut content).unwrap();
+        (name, content)
+    }
+
+    /// Everything that the last checkpoint has can be read, and is what it was.
+    fn assert_same(&self) {
+        let expected = pages(&self.from, &self.last());
+        assert_eq!(pages(&self.to, &self.last()), expected);
+        let (mut ours, mut theirs) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
+        for (_, name) in &expected {
+            self.from.read_page(&PageName(*name), &mut theirs).unwrap();
+            self.to.read_page(&PageName(*name), &mut ours).unwrap();
+            assert_eq!(ours, theirs);
+        }
+        let seen = Mutex::new(0);
+        let wanted = expected.iter().map(|(page, name)| (*page, PageName(*name))).collect();
+        self.to
+            .read_pages(wanted, &|_, _| {
+                *seen.lock().unwrap() += 1;
+                true
+            })
+            .unwrap();
+        assert_eq!(*seen.lock().unwrap(), expected.len());
+        let record = self.from.record(&self.last()).unwrap();
+        for blob in record.parts.iter().flat_map(|part| part.blobs.values()) {
+            assert_eq!(self.to.read_blob(blob).unwrap(), self.from.read_blob(blob).unwrap());
+        }
+    }
+}
+
+#[test]
+fn it_is_read_before_it_is_here_and_then_it_is() {
+    let scene = Scene::new();
+    assert!(scene.to.record(&scene.last()).is_err());
+    let away = scene.begin();
+    scene.assert_same();
+    let _hold = scene.to.hold(&scene.last()).unwrap();
+    assert!(away.state().asked > 0);
+    // Nothing of it is in the index.
+    assert_eq!(scene.to.records().unwrap().len(), 0);
+    // Whoever collects meanwhile takes nothing away.
+    let options = CollectOptions { wait: false, ..CollectOptions::default() };
+    scene.to.collect(&options, &mut |_, _| {}).unwrap();
+    let mut entered = false;
+    away.fetch(&scene.place, &mut || {
+        entered = true;
+        assert!(scene.to.away().is_some(), "nobody may build upon it yet");
+        Ok(())
+    })
+    .unwrap();
+    assert!(entered && scene.to.away().is_none() && scene.to.await_away(&|| panic!("nobody waits")));
+    assert_eq!(scene.to.records().unwrap().len(), 1);
+    // It does not need the remote any more.
+    scene.place.fail_after(Some(0));
+    scene.assert_same();
+    assert_whole(&scene.to);
+    // What goes on from there is as any other.
+    scene.to.set_branch("lab", "main", &scene.last()).unwrap();
+    grow(&scene.to, Some(scene.last()), 9).unwrap();
+    assert_whole(&scene.to);
+}
+
+#[test]
+fn whoever_needs_a_remote_that_is_lost_waits_for_it() {
+    let scene = Scene::new();
+    let away = scene.begin();
+    let (name, content) = scene.some_page();
+    scene.place.fail_after(Some(0));
+    let (sender, receiver) = mpsc::channel();
+    let reader = thread::spawn({
+        let to = scene.to.clone();
+        move || {
+            let mut page = [0; PAGE_SIZE];
+            sender.send(to.read_page(&name, &mut page).map(|()| page)).unwrap();
+        }
+    });
+    assert!(matches!(receiver.recv_timeout(A_WHILE), Err(RecvTimeoutError::Timeout)));
+    let state = away.state();
+    assert!(state.waited_for && state.trouble.unwrap().contains("the line is cut"));
+    scene.place.fail_after(None);
+    assert_eq!(receiver.recv_timeout(SOON).unwrap().unwrap(), content);
+    reader.join().unwrap();
+    assert_eq!((away.state().waited_for, away.state().trouble), (false, None));
+}
+
+#[test]
+fn what_is_wrong_is_waited_for_and_never_handed_out() {
+    let scene = Scene::new();
+    let (name, content) = scene.some_page();
+    let away = scene.begin();
+    let packs: Vec<_> = scene.place.objects("packs/").into_iter().map(|path| (fs::read(&path).unwrap(), path)).collect();
+    for (bytes, path) in &packs {
+        // The tables of contents, at the end, were read before.
+        let middle = bytes.iter().map(|byte| byte ^ 0x55).collect::<Vec<_>>();
+        fs::write(path, middle).unwrap();
+    }
+    let (sender, receiver) = mpsc::channel();
+    let to = scene.to.clone();
+    thread::spawn(move || {
+        let mut page = [0; PAGE_SIZE];
+        let _ = sender.send(to.read_page(&name, &mut page).map(|()| page));
+    });
+    assert!(matches!(receiver.recv_timeout(A_WHILE), Err(RecvTimeoutError::Timeout)));
+    assert!(away.state().waited_for);
+    for (bytes, path) in &packs {
+        fs::write(path, bytes).unwrap();
+    }
+    assert_eq!(receiver.recv_timeout(SOON).unwrap().unwrap(), content);
+}
+
+#[test]
+fn when_all_ends_nobody_waits_any_longer() {
+    let scene = Scene::new();
+    let away = scene.begin();
+    let (name, _) = scene.some_page();
+    scene.place.fail_after(Some(0));
+    thread::scope(|scope| {
+        let reads = scope.spawn(|| scene.to.read_page(&name, &mut [0; PAGE_SIZE]));
+        let waits = scope.spawn(|| scene.to.await_away(&|| true));
+        let fetches = scope.spawn(|| away.fetch(&scene.place, &mut || Ok(())));
+        while !away.state().waited_for {
+            thread::yield_now();
+        }
+        away.end();
+        assert!(reads.join().unwrap().is_err());
+        // Whatever it says, which hangs on whether it came before the end.
+        waits.join().unwrap();
+        assert_eq!(fetches.join().unwrap(), None);
+    });
+    // And the next one begins anew.
+    scene.place.fail_after(None);
+    let away = scene.begin();
+    away.fetch(&scene.place, &mut || Ok(())).unwrap();
+    scene.assert_same();
+    assert!(scene.here.path().join("packs").exists());
+}
+
+#[test]
+fn what_was_fetched_before_an_end_is_not_fetched_again() {
+    let scene = Scene::new();
+    for steps in 0.. {
+        let away = scene.begin();
+        scene.place.fail_after(Some(steps));
+        let done = thread::scope(|scope| {
+            let fetch = scope.spawn(|| away.fetch(&scene.place, &mut || Ok(())).is_some());
+            while !fetch.is_finished() && away.state().trouble.is_none() {
+                thread::yield_now();
+            }
+            if !fetch.is_finished() {
+                away.end();
+            }
+            fetch.join().unwrap()
+        });
+        scene.place.fail_after(None);
+        assert_whole(&scene.to);
+        if done {
+            break;
+        }
+    }
+    scene.assert_same();
+}
+
+#[test]
+fn all_is_there_or_it_is_told() {
+    let scene = Scene::new();
+    scene.from.check_remote(&scene.place, "lab", &scene.ids, &mut |_| {}).unwrap();
+    let packs = scene.place.objects("packs/");
+    for path in packs {
+        let bytes = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let error = scene.from.check_remote(&scene.place, "lab", &scene.ids, &mut |_| {}).unwrap_err().to_string();
+        assert!(error.contains("is in no pack"), "{error}");
+        fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+        scene.from.check_remote(&scene.place, "lab", &scene.ids, &mut |_| {}).unwrap_err();
+        fs::write(&path, bytes).unwrap();
+    }
+    scene.from.check_remote(&scene.place, "lab", &scene.ids, &mut |_| {}).unwrap();
+}
+
+#[test]
+fn a_remote_remembers_who_is_out() {
+    let scene = Scene::new();
+    let swap = |before: Option<&[u8]>, text: &str| scene.from.set_remote_swapped(&scene.place, "a lab", before, text.into()).unwrap();
+    assert_eq!(scene.to.remote_swapped(&scene.place, "a lab").unwrap(), None);
+    assert!(swap(None, "one"));
+    assert!(!swap(None, "two"));
+    assert!(swap(Some(b"one"), "two"));
+    assert_eq!(scene.to.remote_swapped(&scene.place, "a lab").unwrap().unwrap(), b"two");
+    assert_eq!(scene.to.remote_swapped_experiments(&scene.place).unwrap(), ["a lab"]);
+}

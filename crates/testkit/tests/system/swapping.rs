@@ -1,0 +1,228 @@
+//! Experiments swapped out and in: into the store, to another host and back, while the rest still comes, with the remote lost, and with keepers that die.
+
+use fermata_testkit::{
+    Cli,
+    cli::{array, await_that, count, kill, string},
+    guests,
+};
+use serde_json::Value;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+const SOON: Duration = Duration::from_secs(120);
+const NAME: &str = "swapped";
+
+fn place(cli: &Cli) -> PathBuf {
+    cli.path().join("place")
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a name in UTF-8")
+}
+
+/// The experiment as `ls` shows it.
+#[track_caller]
+fn shown(cli: &Cli) -> Value {
+    let all = cli.json(&["ls"]);
+    array(&all).iter().find(|experiment| experiment["name"] == NAME).unwrap_or_else(|| panic!("no {NAME}: {all}")).clone()
+}
+
+fn is_loading(cli: &Cli) -> bool {
+    !shown(cli)["loading"].is_null()
+}
+
+/// A guest with a disk and a memory that is full of what does not compress, which it checks all the time.
+fn boot(cli: &Cli, run: &str) {
+    let more = format!("    image: {}\n", cli.disk().display());
+    cli.write("machine.yaml", &guests::tiny(NAME, &format!("fermata.run={run} fermata.disk=rw"), &more));
+    cli.ok(&["up", "machine.yaml"]);
+    if run.starts_with("selfcheck") {
+        await_that("it works", SOON, || cli.console("main").contains("selfcheck round"));
+    }
+    cli.shell("m1", "echo kept > /tmp/word; echo kept > /disk/word; sync");
+}
+
+#[track_caller]
+fn assert_kept(cli: &Cli) {
+    assert_eq!(cli.shell("m1", "cat /tmp/word /disk/word"), "kept\nkept");
+    assert!(!cli.console("main").contains("FAIL"), "{}", cli.console("main"));
+}
+
+#[track_caller]
+fn assert_whole(cli: &Cli) {
+    assert!(array(&cli.json(&["verify"])["damage"]).is_empty());
+}
+
+#[test]
+fn it_stands_in_the_store() {
+    let cli = Cli::new();
+    cli.fails(&["swapin"], 1, &["nothing is swapped out here"]);
+    boot(&cli, "tick");
+    let before = cli.uptime("m1");
+    let out = cli.json(&["swapout"]);
+    assert_eq!(out["remote"], Value::Null, "{out}");
+    assert!(cli.processes().is_empty());
+    let experiment = shown(&cli);
+    assert_eq!((&experiment["state"], &experiment["swapped"]["checkpoint"]), (&Value::from("swapped"), &out["checkpoint"]));
+    assert!(cli.ok(&["ls"]).contains("swapped out"));
+    let listed = cli.json(&["log", "-e", NAME]);
+    assert_eq!(array(&listed)[0]["message"], "swapped out");
+    cli.fails(&["swapin", "other"], 1, &["other is not swapped out here", "--from"]);
+    std::thread::sleep(Duration::from_secs(3));
+    let back = cli.json(&["swapin"]);
+    assert_eq!((&back["checkpoint"], &back["branch"]), (&out["checkpoint"], &Value::from("main")));
+    assert_kept(&cli);
+    // The time between is none of the guest's.
+    let now = cli.uptime("m1");
+    assert!(now >= before, "{before} {now}");
+    let at = count(&out["time_virtual_ns"]);
+    let next = cli.json(&["checkpoint"]);
+    assert_eq!((&next["parent"], &next["branch"]), (&out["checkpoint"], &Value::from("main")));
+    assert!(count(&next["time_virtual_ns"]) > at);
+    cli.fails(&["swapin", NAME], 1, &["is not swapped out here"]);
+    cli.ok(&["down"]);
+    assert_eq!(array(&cli.json(&["ls"])).len(), 0);
+    assert_whole(&cli);
+}
+
+#[test]
+fn it_comes_back_on_another_host() {
+    let (here, there) = (Cli::new(), Cli::new());
+    let place = place(&here);
+    boot(&here, "selfcheck:48:4");
+    here.ok(&["checkpoint", "-m", "early"]);
+    here.ok(&["remote", "add", "nas", text(&place), "--plain"]);
+    let out = here.json(&["swapout", "--to", "nas"]);
+    assert_eq!(out["remote"]["name"], "nas", "{out}");
+    let sent: Vec<_> = array(&out["rounds"]).iter().map(|round| count(&round["bytes"])).collect();
+    assert!(sent.len() >= 2 && sent[0] > 40 << 20, "{sent:?}");
+    assert!(here.processes().is_empty());
+    // What is there is here no more.
+    here.fails(&["log"], 1, &["no checkpoint is in the store"]);
+    assert!(count(&out["freed_bytes"]) > 40 << 20, "{out}");
+    assert_eq!(shown(&here)["swapped"]["remote"]["name"], "nas");
+
+    let back = there.json(&["swapin", "--from", text(&place), "--limit", "16M"]);
+    assert_eq!(back["checkpoint"], out["checkpoint"]);
+    assert!(!back["loading"].is_null(), "48 MiB are not here in an instant: {back}");
+    // It goes on while the rest comes, and a checkpoint waits for that.
+    let rounds = there.console("main").matches("selfcheck round").count();
+    assert_kept(&there);
+    let checkpoint = there.json(&["checkpoint", "-m", "elsewhere"]);
+    assert_eq!(checkpoint["parent"], out["checkpoint"]);
+    assert!(!is_loading(&there));
+    await_that("the guest still finds its memory as it was", SOON, || there.console("main").matches("selfcheck round").count() > rounds);
+    assert_kept(&there);
+    assert_whole(&there);
+
+    // And back again: what the remote remembers is newer than the record here.
+    there.ok(&["remote", "add", "nas", text(&place), "--plain"]);
+    let again = there.json(&["swapout", "--to", "nas", "--keep"]);
+    assert!(array(&there.json(&["log", "-e", NAME])).len() >= 2, "they were to be kept");
+    let back = here.json(&["swapin", "--eager"]);
+    assert_eq!((&back["checkpoint"], &back["branch"]), (&again["checkpoint"], &Value::from("main")));
+    assert_kept(&here);
+    assert!(!is_loading(&here));
+    here.ok(&["down"]);
+    assert_whole(&here);
+}
+
+#[test]
+fn who_dies_on_the_way_is_brought_back_by_the_same_command() {
+    let cli = Cli::new();
+    let place = place(&cli);
+    boot(&cli, "selfcheck:48:4");
+    cli.ok(&["remote", "add", "nas", text(&place), "--plain"]);
+    let out = cli.json(&["swapout", "--to", "nas"]);
+    cli.ok(&["swapin", "--limit", "6M"]);
+    await_that("some of it is here", SOON, || {
+        cli.store().join("remotes/incoming").read_dir().is_ok_and(|mut entries| entries.next().is_some())
+    });
+    assert!(is_loading(&cli));
+    kill(count(&shown(&cli)["keeper_pid"]));
+    await_that("it is dead", SOON, || shown(&cli)["state"] == "dead");
+    let back = cli.json(&["swapin", NAME]);
+    assert_eq!(back["checkpoint"], out["checkpoint"]);
+    assert_kept(&cli);
+    await_that("all of it is here", SOON, || !is_loading(&cli));
+    let metrics = cli.ok(&["metrics"]);
+    assert!(!metrics.contains("fermata_away_bytes"), "{metrics}");
+    cli.ok(&["checkpoint"]);
+    cli.ok(&["down"]);
+    assert_eq!(array(&cli.json(&["ls"])).len(), 0, "nothing is swapped out any more");
+    assert_whole(&cli);
+}
+
+#[test]
+fn a_machine_waits_for_a_remote_that_is_lost() {
+    let cli = Cli::new();
+    let (place, elsewhere) = (place(&cli), cli.path().join("elsewhere"));
+    boot(&cli, "selfcheck:64:4");
+    cli.ok(&["remote", "add", "nas", text(&place), "--plain"]);
+    cli.ok(&["swapout", "--to", "nas"]);
+    cli.ok(&["swapin", "--limit", "1M"]);
+    assert!(cli.ok(&["metrics"]).contains("fermata_away_bytes"));
+    fs::rename(&place, &elsewhere).expect("the remote is lost");
+    // It reads all of its memory, over and over.
+    await_that("it waits", SOON, || shown(&cli)["loading"]["waiting"].is_string());
+    let told = cli.ok(&["ls"]);
+    assert!(told.contains("waiting for remote") && told.contains(text(&place)), "{told}");
+    let virtual_ns = || count(&shown(&cli)["runs"][0]["time_virtual_ns"]);
+    await_that("its time stands", SOON, || {
+        let before = virtual_ns();
+        std::thread::sleep(Duration::from_millis(300));
+        virtual_ns() == before
+    });
+    let before = virtual_ns();
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(virtual_ns(), before);
+    fs::rename(&elsewhere, &place).expect("the remote is back");
+    await_that("it goes on by itself", SOON, || shown(&cli)["loading"]["waiting"].is_null() && cli.machine("main")["state"] == "running");
+    assert_kept(&cli);
+    // A second time, and it ends while it waits: nobody hangs.
+    fs::rename(&place, &elsewhere).expect("the remote is lost");
+    await_that("it waits", SOON, || shown(&cli)["loading"]["waiting"].is_string());
+    cli.ok(&["down"]);
+    assert!(cli.processes().is_empty());
+    fs::rename(&elsewhere, &place).expect("the remote is back");
+    cli.ok(&["swapin"]);
+    assert_kept(&cli);
+    await_that("all of it is here", SOON, || !is_loading(&cli));
+    cli.ok(&["down"]);
+    assert_whole(&cli);
+}
+
+#[test]
+fn whatever_fails_leaves_it_running() {
+    let mut cli = Cli::new();
+    let place = place(&cli);
+    boot(&cli, "tick");
+    cli.ok(&["remote", "add", "nas", text(&place), "--plain"]);
+    cli.fails(&["swapout", "--to", "nowhere"], 1, &["nowhere", "runs on"]);
+    fs::create_dir_all(&place).expect("a directory");
+    if cli.protect(&place) {
+        cli.fails(&["swapout", "--to", "nas"], 1, &["was not swapped out", "runs on"]);
+        cli.unprotect(&place);
+    }
+    cli.ok(&["fork", "--name", "second"]);
+    cli.fails(&["swapout"], 1, &["several runs", "second"]);
+    cli.ok(&["down", "second"]);
+    assert_eq!(cli.machine("main")["state"], "running");
+    assert_kept(&cli);
+    // Somebody else went on from there, elsewhere.
+    cli.ok(&["push", "nas"]);
+    cli.ok(&["swapout", "--to", "nas", "--keep"]);
+    let other = Cli::new();
+    other.ok(&["swapin", NAME, "--from", text(&place), "--eager"]);
+    other.ok(&["remote", "add", "nas", text(&place), "--plain"]);
+    other.ok(&["swapout", "--to", "nas"]);
+    let head = string(&array(&cli.json(&["log"]))[0]["id"]).to_owned();
+    cli.ok(&["goto", &head, "-e", NAME]);
+    cli.ok(&["checkpoint"]);
+    cli.fails(&["swapout", "--to", "nas"], 1, &["main is elsewhere", "runs on"]);
+    assert_kept(&cli);
+    cli.ok(&["down"]);
+}

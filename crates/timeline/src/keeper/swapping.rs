@@ -1,0 +1,173 @@
+//! Swapping in: a run at a checkpoint that is still on a remote, and goes on while it comes.
+
+use super::{Activity, FIRST_RUN, Keeper, Resumed};
+use crate::{Error, Result, tally::Kind};
+use fermata_experiment::{Journey, Run, Status, spare, travel};
+use fermata_linux::{clock::Stopwatch, priority};
+use fermata_store::{
+    Progress, Store,
+    remote::{Away, AwayState, CopyStage, Remote},
+};
+use fermata_types::{CheckpointId, PageNumber};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+/// Between two looks at whether machines wait for a remote.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What is swapped in, and from where.
+pub struct SwapIn {
+    /// The checkpoint.
+    pub checkpoint: CheckpointId,
+    /// The branch that it is the newest checkpoint of.
+    pub branch: String,
+    /// Checkpoints that lead to it: a branch of this name may stand on one of them here.
+    pub line: Vec<CheckpointId>,
+    /// The line for those who wait for something: it should tell soon when it is cut.
+    pub asked: Box<dyn Remote>,
+    /// The line over which everything comes behind them, as fast as it may.
+    pub behind: Box<dyn Remote>,
+    /// Pages of machines that were touched first before, by name.
+    pub working_sets: BTreeMap<String, Vec<PageNumber>>,
+    /// Wait until all of it is here before the guests run.
+    pub eager: bool,
+    /// Leave it paused.
+    pub paused: bool,
+    /// Told when all of it is here.
+    pub arrived: Box<dyn FnOnce() + Send>,
+}
+
+impl Keeper {
+    /// Begins the experiment's first run at a checkpoint that is on a remote. The guests run as soon as what they need first is here; until the rest is, there
+    /// are no checkpoints, and whoever asks for one waits.
+    pub fn swap_in(self: &Arc<Self>, swap: SwapIn) -> Result<Resumed> {
+        self.counted(Kind::Revive, self.swap_in_from(swap))
+    }
+
+    fn swap_in_from(self: &Arc<Self>, swap: SwapIn) -> Result<Resumed> {
+        let watch = Stopwatch::start();
+        let _one_at_a_time = self.set_out()?;
+        let mut report = |_: CopyStage, progress: Progress| self.report("looking what is there", progress);
+        let away = self.host.store().begin_away(swap.asked, &self.spec.name, &swap.checkpoint, &mut report)?;
+        let coming = Fetch { away: away.clone(), behind: swap.behind, arrived: swap.arrived, store: self.host.store().clone() };
+        let id = swap.checkpoint;
+        let began = || -> Result<Resumed> {
+            let record = self.record(&id)?;
+            for (machine, pages) in swap.working_sets {
+                self.host.expect_working_set(&machine, pages);
+            }
+            let branch = self.branch_of(&swap.branch, &id, &swap.line)?;
+            let mut report = |what: &str, progress| self.report(what, progress);
+            // Pages that lie in golden images are not on the remote: from here on these are open.
+            let body = spare(&self.host, &id, &record, &mut report)?;
+            if swap.eager {
+                report("fetching", Progress::default());
+                coming.fetch(&self.spec.name, &branch)?;
+            } else {
+                coming.fetch_behind(self.spec.name.clone(), branch.clone())?;
+            }
+            let how = Journey { eager: swap.eager, paused: swap.paused, fresh_randomness: false };
+            let arrival = travel(&self.host, body, &id, &record, &branch, how)?;
+            report("", Progress::default());
+            let (time_virtual, took) = (arrival.time_virtual, watch.elapsed());
+            let run = Run::begin(self.host.clone(), &self.spec, FIRST_RUN, arrival, false)?;
+            self.add(run);
+            Ok(Resumed { run: FIRST_RUN.to_owned(), branch, checkpoint: id, time_virtual, took, warm: false, perturbation: None })
+        };
+        let resumed = began().inspect_err(|_| away.end())?;
+        self.mind_the_remote();
+        Ok(resumed)
+    }
+
+    /// The branch of that name, if it can go on from there; else a new one beside it.
+    fn branch_of(&self, name: &str, id: &CheckpointId, line: &[CheckpointId]) -> Result<String> {
+        match self.host.store().branch(&self.spec.name, name)? {
+            Some(head) if head != *id && !line.contains(&head) => self.free_branch(name, &[]),
+            _ => Ok(name.to_owned()),
+        }
+    }
+
+    /// Stops machines as long as one waits for a remote that gives nothing: a processor that waits for a page does not run, but its guest's clocks would.
+    fn mind_the_remote(self: &Arc<Self>) {
+        let mut held: Vec<String> = Vec::new();
+        let watch = self.repeat(LOOK, move |keeper| {
+            let waits = keeper.loading().is_some_and(|(_, state)| state.waited_for);
+            if waits && held.is_empty() {
+                for run in keeper.runs().iter().filter(|run| run.body().glance().contains(&Status::Running)) {
+                    tracing::warn!("run {} stands still until its remote can be read again", run.name());
+                    held.push(run.name().to_owned());
+                    // A processor that waits for a page stops when it has it, and QEMU answers only then; its clocks stand from now on.
+                    if let Err(error) = run.pause() {
+                        tracing::info!("run {} stops as soon as it has its page: {error}", run.name());
+                    }
+                }
+            } else if !waits {
+                held.retain(|name| keeper.run(Some(name)).is_ok_and(|run| !go_on(&run)));
+            }
+            LOOK
+        });
+        self.threads.lock().expect("nobody panics with the lock").push(watch);
+    }
+
+    /// From where a checkpoint still comes, and how far it is.
+    pub fn loading(&self) -> Option<(String, AwayState)> {
+        self.host.store().away().map(|away| (away.remote(), away.state()))
+    }
+
+    /// What whoever waits for a checkpoint waits for first.
+    pub(super) fn loading_activity(&self) -> Option<Activity> {
+        let (remote, state) = self.loading()?;
+        let progress = Progress { done: state.fetched, total: state.total };
+        Some(Activity { what: format!("waiting until all is here from {remote}"), progress })
+    }
+
+    /// Whoever waits for a remote waits no longer, for all ends.
+    pub(super) fn stop_loading(&self) {
+        if let Some(away) = self.host.store().away() {
+            away.end();
+        }
+    }
+}
+
+/// All of a checkpoint, on its way.
+struct Fetch {
+    away: Arc<Away>,
+    behind: Box<dyn Remote>,
+    arrived: Box<dyn FnOnce() + Send>,
+    store: Store,
+}
+
+impl Fetch {
+    /// Has all of it come, and the branch be there before anybody takes a checkpoint upon it.
+    fn fetch(self, experiment: &str, branch: &str) -> Result<()> {
+        let id = self.away.id();
+        let mut entered = || self.store.set_branch(experiment, branch, &id);
+        let pulled = self.away.fetch(&*self.behind, &mut entered);
+        let pulled = pulled.ok_or_else(|| Error::Refused(format!("{experiment} ended before all of it was here")))?;
+        tracing::info!("all of {} is here: {} bytes in {} packs", id.short(), pulled.bytes, pulled.packs);
+        (self.arrived)();
+        Ok(())
+    }
+
+    /// The same behind those who wait for parts of it.
+    fn fetch_behind(self, experiment: String, branch: String) -> Result<()> {
+        let work = move || {
+            // The guests need the processors more.
+            priority::go_last();
+            if let Err(error) = self.fetch(&experiment, &branch) {
+                tracing::info!("{error}");
+            }
+        };
+        // It ends with the process: what is not yet here is fetched again.
+        let begun = std::thread::Builder::new().name("fetch".to_owned()).spawn(work);
+        begun.map(drop).map_err(|error| Error::Refused(format!("no thread to fetch what is on the remote: {error}")))
+    }
+}
+
+/// Lets a run go on that was stopped. False: not yet.
+fn go_on(run: &Run) -> bool {
+    let went = run.resume();
+    if let Err(error) = &went {
+        tracing::info!("run {} does not go on yet: {error}", run.name());
+    }
+    went.is_ok() || !run.body().glance().contains(&Status::Paused)
+}

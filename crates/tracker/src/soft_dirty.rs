@@ -1,0 +1,69 @@
+//! The soft-dirty bits of the page tables (Documentation/admin-guide/mm/soft-dirty.rst): a walk over them tells what was written since they were cleared. The nearest
+//! that Linux has to a scan of the processor's own dirty bits; many kernels are built without.
+//!
+//! Clearing is for the whole process, and each such tracker of it sees that of another: there can be one at a time, and it takes all of the process's time.
+
+use crate::{Error, Result, Tracker};
+use fermata_linux::{Pagemap, Place, pagemap, probe};
+use fermata_types::{PAGE_SIZE, PageSet};
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+const MECHANISM: &str = "soft-dirty";
+
+/// The bits are the process's: one tracker at a time.
+static TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// Tracks an area of this process.
+#[derive(Debug)]
+pub struct SoftDirtyTracker {
+    place: Arc<Place>,
+    pagemap: Pagemap,
+    found: PageSet,
+    _only: Only,
+}
+
+#[derive(Debug)]
+struct Only;
+
+impl Drop for Only {
+    fn drop(&mut self) {
+        TAKEN.store(false, Ordering::Release);
+    }
+}
+
+impl SoftDirtyTracker {
+    /// Watches from now on. Tries first whether this kernel has the bits.
+    pub fn new(place: Arc<Place>) -> Result<Self> {
+        let failed = |what| move |source| Error::Io { mechanism: MECHANISM, what, source };
+        if TAKEN.swap(true, Ordering::AcqRel) {
+            return Err(failed("beginning")(io::Error::other("another area of this process is watched by the same bits")));
+        }
+        let only = Only;
+        probe::soft_dirty().map_err(|refusal| failed(refusal.step)(refusal.source))?;
+        let pagemap = Pagemap::open(std::process::id()).map_err(failed("opening the page map"))?;
+        pagemap::clear_soft_dirty().map_err(failed("clearing the bits"))?;
+        Ok(Self { place, pagemap, found: PageSet::new(), _only: only })
+    }
+}
+
+impl Tracker for SoftDirtyTracker {
+    fn mechanism(&self) -> &'static str {
+        MECHANISM
+    }
+
+    fn take(&mut self) -> Result<PageSet> {
+        let (range, found) = (self.place.range(), &mut self.found);
+        let page = |address: u64| ((address - range.start) / PAGE_SIZE as u64) as u32;
+        self.pagemap
+            .soft_dirty(range.clone(), |written| _ = found.insert_range(page(written.start)..page(written.end)))
+            .and_then(|()| pagemap::clear_soft_dirty())
+            .map_err(|source| Error::Io { mechanism: MECHANISM, what: "reading the bits", source })?;
+        Ok(std::mem::take(&mut self.found))
+    }
+}
