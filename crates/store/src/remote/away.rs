@@ -502,6 +502,14 @@ impl Remote for Polite<'_> {
         self.remote.swap(name, before, bytes)
     }
 
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.remote.remove(name)
+    }
+
+    fn unique(&self) -> io::Result<[u8; 16]> {
+        self.remote.unique()
+    }
+
     fn list(&self, prefix: &str) -> io::Result<Vec<(String, u64)>> {
         self.remote.list(prefix)
     }
