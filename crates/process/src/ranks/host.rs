@@ -25,6 +25,9 @@ use std::{
     time::Duration,
 };
 
+/// What the protocol wants done.
+type Orders = Vec<Order<Arc<Parcel>>>;
+
 /// How often the protocol is reminded of time.
 const TICK: Duration = Duration::from_secs(1);
 /// How long ranks may take to come.
@@ -390,7 +393,7 @@ impl<'a> Life<'a> {
     }
 
     /// What is due by the clock.
-    fn remind(&mut self, stable: &mut Stable, watch: &mut dyn FnMut(Event)) -> Vec<Order<Arc<Parcel>>> {
+    fn remind(&mut self, stable: &mut Stable, watch: &mut dyn FnMut(Event)) -> Orders {
         let now = self.began.elapsed();
         let mut orders = Vec::new();
         if now >= self.next_tick {
@@ -409,7 +412,7 @@ impl<'a> Life<'a> {
         orders
     }
 
-    fn begin_checkpoint(&mut self, stable: &mut Stable, watch: &mut dyn FnMut(Event)) -> Vec<Order<Arc<Parcel>>> {
+    fn begin_checkpoint(&mut self, stable: &mut Stable, watch: &mut dyn FnMut(Event)) -> Orders {
         let ccn = self.coordinator.ccn() + 1;
         if let Err(error) = stable.begin(ccn) {
             tracing::warn!("no checkpoint was begun: {error}");
@@ -421,7 +424,7 @@ impl<'a> Life<'a> {
     }
 
     /// What a rank says. Within: who died.
-    fn heard(&mut self, rank: usize, frame: Frame, stable: &mut Stable) -> Result<Result<Vec<Order<Arc<Parcel>>>, String>, Error> {
+    fn heard(&mut self, rank: usize, frame: Frame, stable: &mut Stable) -> Result<Result<Orders, String>, Error> {
         match frame {
             Frame::Pages(pages) => {
                 if let Err(error) = stable.put_pages(rank, &pages) {
@@ -445,13 +448,7 @@ impl<'a> Life<'a> {
     }
 
     /// Does what the protocol says. Fails with who died.
-    fn follow(
-        &mut self,
-        orders: Vec<Order<Arc<Parcel>>>,
-        stable: &mut Stable,
-        tally: &mut Tally,
-        watch: &mut dyn FnMut(Event),
-    ) -> Result<(), String> {
+    fn follow(&mut self, orders: Orders, stable: &mut Stable, tally: &mut Tally, watch: &mut dyn FnMut(Event)) -> Result<(), String> {
         let mut orders = std::collections::VecDeque::from(orders);
         while let Some(order) = orders.pop_front() {
             match order {
@@ -480,7 +477,7 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    fn persist(&mut self, whole: &Whole<Arc<Parcel>>, stable: &mut Stable) -> Vec<Order<Arc<Parcel>>> {
+    fn persist(&mut self, whole: &Whole<Arc<Parcel>>, stable: &mut Stable) -> Orders {
         match (stable.persist(whole), &mut self.current) {
             (Ok(kept), Some(current)) => {
                 current.kept = Some(kept);

@@ -24,6 +24,12 @@ impl Remote for Arc<Place> {
     fn swap(&self, name: &str, before: Option<&[u8]>, bytes: Vec<u8>) -> io::Result<bool> {
         (**self).swap(name, before, bytes)
     }
+    fn remove(&self, name: &str) -> io::Result<()> {
+        (**self).remove(name)
+    }
+    fn unique(&self) -> io::Result<[u8; 16]> {
+        (**self).unique()
+    }
     fn list(&self, prefix: &str) -> io::Result<Vec<(String, u64)>> {
         (**self).list(prefix)
     }
