@@ -123,7 +123,11 @@ pub unsafe extern "C" fn fermata_open(
 pub unsafe extern "C" fn fermata_close(area: *mut FermataArea) {
     if !area.is_null() {
         // SAFETY: made by `fermata_open` from a box.
-        told(|| Ok(drop(unsafe { Box::from_raw(area) })));
+        let area = unsafe { Box::from_raw(area) };
+        told(|| {
+            drop(area);
+            Ok(())
+        });
     }
 }
 

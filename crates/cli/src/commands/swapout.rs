@@ -123,7 +123,7 @@ mod tests {
         };
         let expected = "\
 tryout is swapped out at 030303030303, 4.000s, on nas (/nas); 120 ms after its machines stopped
-  43.0 MiB sent while they ran, in 2 rounds; 1.0 MiB while they stood; 50.0 MiB freed here; 3000 ms in all
+  43.0 MiB sent while they ran, in 2 rounds; 1.0 MiB while they stood; 50.0 MiB freed here; 3.00 s in all
 ";
         assert_eq!(text(&outcome, false, &Style::default()), expected);
         outcome.swapped.remote = None;

@@ -171,7 +171,8 @@ fn record(kind: u16, data: &[u8]) -> Vec<u8> {
 
 /// A name as it is sent. Ours are short.
 fn encoded(name: &str) -> Vec<u8> {
-    let mut bytes: Vec<_> = name.split('.').flat_map(|label| [&[label.len() as u8], label.as_bytes()].concat()).collect();
+    let mut bytes: Vec<_> =
+        name.split('.').filter(|label| !label.is_empty()).flat_map(|label| [&[label.len() as u8], label.as_bytes()].concat()).collect();
     bytes.push(0);
     bytes
 }

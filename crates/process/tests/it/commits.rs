@@ -8,7 +8,7 @@ use std::fs;
 fn an_area_comes_back_as_it_was_at_the_last_commit() {
     each_tracking(|tracking| {
         let (_directory, store) = store();
-        let Some(mut area) = open_with(&store, "an address of its own", 64 * PAGE, Options::default().tracking(tracking).only_stores())
+        let Some(mut area) = open_with(&store, "an-address-of-its-own", 64 * PAGE, Options::default().tracking(tracking).only_stores())
         else {
             return;
         };
@@ -29,7 +29,7 @@ fn an_area_comes_back_as_it_was_at_the_last_commit() {
         cycle[0] = !expected[0];
         drop(cycle);
         drop(area);
-        let area = open_with(&store, "an address of its own", 64 * PAGE, Options::default().tracking(tracking).only_stores()).unwrap();
+        let area = open_with(&store, "an-address-of-its-own", 64 * PAGE, Options::default().tracking(tracking).only_stores()).unwrap();
         assert!(area.as_slice() == expected, "{tracking}");
         assert_eq!(area.range(), range, "pointers into it must hold");
     });
