@@ -73,7 +73,7 @@ impl Fourier {
     /// Transforms each row; then each value is turned by what the position of row and column ask for, if it is `twisted`.
     fn transform_rows(&mut self, twisted: bool) {
         let (m, first) = (self.m, self.here.share(self.m).start);
-        let sign = if *self.transforms % 2 == 0 { -1.0 } else { 1.0 };
+        let sign = if self.transforms.is_multiple_of(2) { -1.0 } else { 1.0 };
         for (row, values) in self.rows.chunks_exact_mut(2 * m).enumerate() {
             let (values, _) = values.as_chunks_mut::<2>();
             transform(values, sign);

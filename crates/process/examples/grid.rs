@@ -46,7 +46,7 @@ impl Grid {
     fn relax(&mut self) {
         let (n, rows) = (self.n, self.here.share(self.n).len());
         let [even, odd] = &mut self.grids;
-        let (now, next) = if *self.iteration % 2 == 0 { (even, odd) } else { (odd, even) };
+        let (now, next) = if self.iteration.is_multiple_of(2) { (even, odd) } else { (odd, even) };
         for row in 1..=rows {
             let (above, below) = (&now[(row - 1) * n..][..n], &now[(row + 1) * n..][..n]);
             let (here, into) = (&now[row * n..][..n], &mut next[row * n..][..n]);
