@@ -10,6 +10,7 @@
 //! - `links`: the links of a run, as they are and as they are to be
 //! - `captures`: what goes through interfaces, as it goes
 //! - [`remotes`]: places that checkpoints are copied to and from
+//! - [`ranks`]: programs of ranks, run with consistent checkpoints
 //! - [`exports`]: parts of checkpoints as files for other programs
 //! - [`mounting`]: checkpoints as directories of files
 //! - [`plots`]: figures over many checkpoints, as series to draw
@@ -34,6 +35,7 @@ pub mod metrics;
 pub mod mounting;
 pub mod paths;
 pub mod plots;
+pub mod ranks;
 pub mod remotes;
 pub mod server;
 pub mod service;

@@ -30,6 +30,7 @@ mod rebuild;
 mod remote;
 mod resume;
 mod rm;
+mod run_ranks;
 #[cfg(test)]
 pub mod samples;
 mod schema;
@@ -107,6 +108,7 @@ pub enum Command {
     Clone(push::Clone),
     Verify(verify::Verify),
     Rebuild(rebuild::Rebuild),
+    RunRanks(run_ranks::RunRanks),
     Schema(schema::Schema),
     Doctor(doctor::Doctor),
     Completions(completions::Completions),
@@ -153,6 +155,7 @@ impl Command {
             Self::Clone(command) => command.run(context),
             Self::Verify(command) => command.run(context),
             Self::Rebuild(command) => command.run(context),
+            Self::RunRanks(command) => command.run(context),
             Self::Schema(command) => command.run(context),
             Self::Doctor(command) => command.run(context),
             Self::Completions(command) => command.run(context),
