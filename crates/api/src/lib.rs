@@ -10,6 +10,7 @@
 //! - `links`: the links of a run, as they are and as they are to be
 //! - `captures`: what goes through interfaces, as it goes
 //! - [`remotes`]: places that checkpoints are copied to and from
+//! - [`ranks`]: programs of ranks, run with consistent checkpoints
 //! - [`remote_prune`]: removing checkpoints from there
 //! - [`backups`]: a copy of every checkpoint elsewhere
 //! - [`swapping`]: experiments that leave this host and come back
@@ -38,6 +39,7 @@ pub mod metrics;
 pub mod mounting;
 pub mod paths;
 pub mod plots;
+pub mod ranks;
 pub mod remote_prune;
 pub mod remotes;
 pub mod server;

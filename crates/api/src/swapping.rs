@@ -68,7 +68,8 @@ pub struct SwapInRequest {
 pub fn swapped(store: &Path) -> Result<Vec<SwappedOut>, Problem> {
     let directory = store.join("swapped");
     let entries = match fs::read_dir(&directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        // Where there is no store, nothing was swapped out into it.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => return Ok(Vec::new()),
         entries => entries.map_err(|error| Problem::new(format!("cannot list {}: {error}", directory.display())))?,
     };
     let mut found = Vec::new();

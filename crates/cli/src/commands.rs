@@ -31,6 +31,7 @@ mod rebuild;
 mod remote;
 mod resume;
 mod rm;
+mod run_ranks;
 #[cfg(test)]
 pub mod samples;
 mod schema;
@@ -113,6 +114,7 @@ pub enum Command {
     Swapin(swapin::Swapin),
     Verify(verify::Verify),
     Rebuild(rebuild::Rebuild),
+    RunRanks(run_ranks::RunRanks),
     Schema(schema::Schema),
     Doctor(doctor::Doctor),
     Completions(completions::Completions),
@@ -162,6 +164,7 @@ impl Command {
             Self::Swapin(command) => command.run(context),
             Self::Verify(command) => command.run(context),
             Self::Rebuild(command) => command.run(context),
+            Self::RunRanks(command) => command.run(context),
             Self::Schema(command) => command.run(context),
             Self::Doctor(command) => command.run(context),
             Self::Completions(command) => command.run(context),

@@ -74,6 +74,7 @@ fn every_command_has_help_with_examples() {
         "backup",
         "bisect",
         "prune",
+        "run-ranks",
         "link",
         "capture",
         "tag",
@@ -105,6 +106,8 @@ fn misuse_is_two() {
     place.fails(&["export", "main", "-o", "file"], 2, "--core");
     place.fails(&["mount", "main"], 2, "DIR");
     place.fails(&["umount", "."], 1, "no checkpoint is mounted on .");
+    place.fails(&["run-ranks", "-n", "2"], 2, "PROGRAM");
+    place.fails(&["run-ranks", "-n", "2", "--mode", "nonsense", "true"], 2, "blocking");
     place.fails(&["up"], 2, "what shall run?");
     place.fails(&["up", "x.qcow2", "--memory", "lots"], 2, "512M");
     place.fails(&["up", "x.qcow2", "--every", "soon"], 2, "soon");

@@ -23,7 +23,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("c", &["process", "store"]),
     ("experiment", &["checkpoint", "disk", "linux", "net", "store", "types", "vhost", "vm"]),
     ("timeline", &["experiment", "linux", "store", "types"]),
-    ("api", &["experiment", "linux", "remote", "store", "timeline", "types"]),
+    ("api", &["experiment", "linux", "process", "remote", "store", "timeline", "types"]),
     ("cli", &["api"]),
 ];
 

@@ -1,0 +1,192 @@
+//! `fermata run-ranks`: a program of several ranks, with consistent checkpoints.
+
+use super::{Context, Result};
+use crate::{
+    instant,
+    out::{Failure, Paint, Style},
+    progress::Meter,
+    text,
+};
+use clap::{Args, ValueHint};
+use fermata_api::{
+    local,
+    ranks::{self, Event, Mode, Options, Ran, Taken, Transport},
+    values::Activity,
+};
+use std::{path::PathBuf, time::Duration};
+
+/// Run a program of several ranks, and checkpoint all of them together
+///
+/// Starts the program as often as it has ranks. They send each other messages, and every so often a consistent checkpoint of all of them goes to the store while they run on. When a rank dies,
+/// all go back to the last checkpoint that is permanent, and go on from there. If this command itself is killed, --resume goes on from there.
+///
+/// The program must be written for it: see the library `fermata-process` and its examples.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  fermata run-ranks -n 16 ./grid 2048 1000
+  fermata run-ranks -n 16 --every 2m --name weather ./model
+  fermata run-ranks -n 16 --resume --name weather ./model
+  fermata run-ranks -n 16 --backup nas --name weather ./model
+  fermata run-ranks -n 4 --mode blocking --json ./fft | jq '.checkpoints[].blocked_ns'")]
+pub struct RunRanks {
+    /// How many ranks
+    #[arg(short = 'n', long, value_name = "N")]
+    ranks: usize,
+
+    /// Time between checkpoints; 0s: take none
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = instant::span)]
+    every: u64,
+
+    /// How checkpoints are taken: consistent, or to compare with it blocking, full, precopy
+    #[arg(long, value_name = "MODE", default_value = "consistent")]
+    mode: Mode,
+
+    /// How messages travel: unix or tcp
+    #[arg(long, value_name = "HOW", default_value = "unix")]
+    transport: Transport,
+
+    /// What the run is called in the store [default: the program's file name]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// Go on from the last checkpoint of the last run of this name, if there is one
+    #[arg(long)]
+    resume: bool,
+
+    /// Copy each checkpoint to this remote too, in the quiet after it: see `fermata remote`
+    #[arg(long, value_name = "REMOTE")]
+    backup: Option<String>,
+
+    /// Keep all checkpoints, not only the last
+    #[arg(long)]
+    keep: bool,
+
+    /// Give up when all went back so often without a new checkpoint in between
+    #[arg(long, value_name = "TIMES", default_value_t = 10)]
+    retries: u32,
+
+    /// The program
+    #[arg(value_hint = ValueHint::ExecutablePath)]
+    program: PathBuf,
+
+    /// Its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    args: Vec<String>,
+}
+
+impl RunRanks {
+    fn options(&self) -> std::result::Result<Options, Failure> {
+        let file_name = || Some(self.program.file_name()?.to_str()?.to_owned());
+        let name = self.name.clone().or_else(file_name);
+        let name = name.ok_or_else(|| Failure::Misuse("the run needs a name: say which with --name".into()))?;
+        Ok(Options {
+            args: self.args.clone(),
+            every: (self.every > 0).then(|| Duration::from_nanos(self.every)),
+            mode: self.mode,
+            transport: self.transport,
+            resume: self.resume,
+            keep: self.keep,
+            retries: self.retries,
+            ..Options::new(&name, self.ranks, &self.program)
+        })
+    }
+
+    pub fn run(self, context: &Context) -> Result {
+        let options = self.options()?;
+        let store = local::store_path(context.global.store.clone());
+        let meter = Meter::new(&context.out, "running");
+        let mut permanent = 0u64;
+        let ran = ranks::run(&store, &options, self.backup.as_deref(), &mut |event| {
+            let what = match event {
+                Event::Permanent(taken) => {
+                    permanent += 1;
+                    progress(permanent, &taken)
+                }
+                Event::Back { why } => {
+                    context.out.note(&format!("{why}; all go back"));
+                    return;
+                }
+                Event::Aborted(ccn) => {
+                    context.out.note(&format!("checkpoint {ccn} was given up; the one before stays"));
+                    return;
+                }
+                Event::Started { ccn, .. } if ccn > 0 => {
+                    format!("{} from checkpoint {ccn} on", text::several(options.ranks as u64, "rank"))
+                }
+                _ => text::several(options.ranks as u64, "rank"),
+            };
+            meter.show(&Activity { what, ..Activity::default() });
+        })?;
+        drop(meter);
+        if let Some(problem) = ran.backup.as_ref().and_then(|backup| backup.problem.as_ref()) {
+            context.out.note(&format!("the last checkpoint is not on the backup: {problem}"));
+        }
+        context.out.answer(&ran, |style| said(&ran, context.out.quiet, style))?;
+        Ok(0)
+    }
+}
+
+fn progress(permanent: u64, taken: &Taken) -> String {
+    format!("{}, the last of {}", text::several(permanent, "checkpoint"), text::bytes(taken.written_bytes))
+}
+
+fn said(ran: &Ran, quiet: bool, style: &Style) -> String {
+    let outcome = &ran.outcome;
+    let mut lines: String =
+        outcome.answers.iter().filter(|answer| !answer.is_empty()).map(|answer| format!("{}\n", text::harmless_lines(answer))).collect();
+    if quiet {
+        return lines;
+    }
+    let seconds = outcome.elapsed_ns as f64 / 1e9;
+    let mut facts = vec![format!("{seconds:.1} s"), text::several(outcome.checkpoints.len() as u64, "checkpoint")];
+    if !outcome.checkpoints.is_empty() {
+        let written = outcome.checkpoints.iter().map(|taken| taken.written_bytes).sum::<u64>() / outcome.checkpoints.len() as u64;
+        let blocked = outcome.checkpoints.iter().map(|taken| taken.blocked_most_ns).max().unwrap_or(0);
+        facts.push(format!("{} each", text::bytes(written)));
+        facts.push(format!("no rank stood still for longer than {}", text::ms(blocked as f64 / 1e6)));
+    }
+    if outcome.rollbacks > 0 {
+        facts.push(format!("back {}", text::several(outcome.rollbacks, "time")));
+    }
+    if outcome.aborted > 0 {
+        facts.push(format!("{} given up", text::several(outcome.aborted, "checkpoint")));
+    }
+    lines += &format!("{}\n", style.paint(Paint::Dim, &facts.join(", ")));
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fermata_api::ranks::Outcome;
+
+    #[test]
+    fn what_a_run_says() {
+        let id = "0".repeat(64).parse().unwrap();
+        let taken = Taken {
+            ccn: 1,
+            id,
+            elapsed_ns: 1,
+            written_bytes: 1 << 20,
+            stored_bytes: 1,
+            copied_pages: 1,
+            blocked_ns: 1,
+            blocked_most_ns: 2_000_000,
+        };
+        let outcome = Outcome {
+            answers: vec![String::new(), "42".into()],
+            elapsed_ns: 1_500_000_000,
+            branch: "run-1".into(),
+            checkpoints: vec![taken],
+            aborted: 0,
+            rollbacks: 2,
+        };
+        let ran = Ran { outcome, backup: None };
+        let all = said(&ran, false, &Style::default());
+        for part in ["42\n", "1.5 s, 1 checkpoint, 1.0 MiB each", "back 2 times"] {
+            assert!(all.contains(part), "{part}: {all}");
+        }
+        assert_eq!(said(&ran, true, &Style::default()), "42\n");
+    }
+}

@@ -1,0 +1,175 @@
+//! Programs of several ranks with consistent checkpoints and without: the tables of Elnozahy, Johnson and Zwaenepoel 1992.
+//!
+//! `--ranks N` measures with so many ranks only, `--trials N` as often; `--only PROGRAM` that program.
+
+use fermata_api::ranks::{Mode, Options, Outcome};
+use fermata_linux::clock::Stopwatch;
+use fermata_testkit::report::{Report, Table, quantile};
+use std::{env, path::Path, process::ExitCode, time::Duration};
+
+#[path = "../../process/examples/fft.rs"]
+mod fft;
+#[path = "../../process/examples/gauss.rs"]
+mod gauss;
+#[path = "../../process/examples/grid.rs"]
+mod grid;
+#[path = "../../process/examples/matmult.rs"]
+mod matmult;
+#[path = "../../process/examples/nqueens.rs"]
+mod nqueens;
+#[path = "../../process/examples/prime.rs"]
+mod prime;
+#[path = "../../process/examples/sparse.rs"]
+mod sparse;
+#[path = "../../process/examples/tsp.rs"]
+mod tsp;
+
+/// With it this is the program of a rank.
+const PROGRAM: &str = "RANKS_BENCH_PROGRAM";
+/// Checkpoints in a run of the length that it has without. The paper took one every 2 minutes in runs of 48 minutes and more; runs here are shorter.
+const CHECKPOINTS: u32 = 4;
+const MEAN_AT_MOST: f64 = 1.0;
+const WORST_AT_MOST: f64 = 3.0;
+
+type Entry = fn(&[usize]) -> ExitCode;
+
+/// Of the paper's sizes or more, so that each takes some ten seconds on two processors.
+const PROGRAMS: [(&str, Entry, &[usize]); 8] = [
+    ("fft", fft::program, &[1 << 20, 24]),
+    ("gauss", gauss::program, &[2600]),
+    ("grid", grid::program, &[2048, 1500]),
+    ("matmult", matmult::program, &[2400]),
+    ("nqueens", nqueens::program, &[15]),
+    ("prime", prime::program, &[37]),
+    ("sparse", sparse::program, &[48000, 1500]),
+    ("tsp", tsp::program, &[17]),
+];
+
+const WAYS: [Mode; 3] = [Mode::Consistent, Mode::Blocking, Mode::Full];
+
+struct Way {
+    seconds: Vec<f64>,
+    last: Option<Outcome>,
+}
+
+struct Measured {
+    name: &'static str,
+    without: Vec<f64>,
+    ways: Vec<Way>,
+}
+
+fn main() -> ExitCode {
+    if let Ok(name) = env::var(PROGRAM) {
+        let (_, program, args) = PROGRAMS.iter().find(|(program, ..)| *program == name).expect("one of the programs");
+        return program(args);
+    }
+    let cores = std::thread::available_parallelism().map_or(2, usize::from).max(2);
+    let given = argument("--ranks").and_then(|ranks| ranks.parse().ok());
+    let trials = argument("--trials").and_then(|trials| trials.parse().ok()).unwrap_or(3);
+    let mut report = Report::new("consistent");
+    for ranks in given.map_or_else(|| vec![cores, 16], |ranks| vec![ranks]) {
+        let measured: Vec<_> = PROGRAMS
+            .iter()
+            .filter(|(name, ..)| argument("--only").is_none_or(|only| only == *name))
+            .map(|(name, ..)| measure(name, ranks, trials))
+            .collect();
+        tell(&mut report, &measured, ranks, ranks == cores);
+    }
+    report.note(format!("medians of {trials} runs, those of all ways by turns; {CHECKPOINTS} checkpoints in the time of a run without"));
+    report.print();
+    ExitCode::SUCCESS
+}
+
+fn argument(name: &str) -> Option<String> {
+    env::args().skip_while(|argument| argument != name).nth(1)
+}
+
+fn run(name: &'static str, ranks: usize, mode: Mode, every: Option<Duration>) -> (f64, Outcome) {
+    let store = tempfile::tempdir().expect("a directory for the store");
+    let mut options = Options::new(name, ranks, env::current_exe().expect("this program"));
+    options.environment = vec![(PROGRAM.to_owned(), name.to_owned())];
+    (options.mode, options.every) = (mode, every);
+    let watch = Stopwatch::start();
+    let outcome = fermata_api::ranks::run(Path::new(store.path()), &options, None, &mut |_| {});
+    let outcome = outcome.unwrap_or_else(|problem| panic!("{name}: {}", problem.message)).outcome;
+    (watch.elapsed().as_secs_f64(), outcome)
+}
+
+fn measure(name: &'static str, ranks: usize, trials: usize) -> Measured {
+    // The first run warms the caches of the machine, and tells how long the interval is to be.
+    let (first, _) = run(name, ranks, Mode::Consistent, None);
+    let every = Duration::from_secs_f64(first / (f64::from(CHECKPOINTS) + 0.5));
+    let mut measured = Measured { name, without: Vec::new(), ways: WAYS.map(|_| Way { seconds: Vec::new(), last: None }).into() };
+    for _ in 0..trials {
+        measured.without.push(run(name, ranks, Mode::Consistent, None).0);
+        for (way, mode) in measured.ways.iter_mut().zip(WAYS) {
+            let (seconds, outcome) = run(name, ranks, mode, Some(every));
+            way.seconds.push(seconds);
+            way.last = Some(outcome);
+        }
+    }
+    measured
+}
+
+impl Measured {
+    fn alone(&self) -> f64 {
+        quantile(&self.without, 0.5)
+    }
+
+    fn with(&self, way: usize) -> f64 {
+        quantile(&self.ways[way].seconds, 0.5)
+    }
+
+    fn overhead(&self, way: usize) -> f64 {
+        (self.with(way) / self.alone() - 1.0) * 100.0
+    }
+
+    /// The mean over the checkpoints of the last run.
+    fn mean(&self, way: usize, figure: impl Fn(&fermata_api::ranks::Taken) -> u64) -> f64 {
+        let taken = self.ways[way].last.as_ref().map_or(&[][..], |outcome| &outcome.checkpoints);
+        taken.iter().map(|taken| figure(taken) as f64).sum::<f64>() / taken.len().max(1) as f64
+    }
+}
+
+fn tell(report: &mut Report, measured: &[Measured], ranks: usize, marked: bool) {
+    let overheads: Vec<_> = measured.iter().map(|program| program.overhead(0)).collect();
+    for (program, overhead) in measured.iter().zip(&overheads) {
+        report.tell(&format!("{ranks} ranks: {} with checkpoints", program.name), *overhead, "%", None);
+    }
+    let (mean, worst) = (overheads.iter().sum::<f64>() / overheads.len().max(1) as f64, overheads.iter().copied().fold(f64::MIN, f64::max));
+    let mark = |value: f64, most: f64, words| if marked { (words, value < most) } else { ("reported", true) };
+    report.mark(&format!("{ranks} ranks: overhead, mean"), mean, "%", None, mark(mean, MEAN_AT_MOST, "under 1 %"));
+    report.mark(&format!("{ranks} ranks: overhead, worst"), worst, "%", None, mark(worst, WORST_AT_MOST, "under 3 %"));
+    let mut table = |number: &str, title: &str, columns: &[&str], row: &dyn Fn(&Measured) -> Vec<f64>| {
+        let head = std::iter::once("program").chain(columns.iter().copied()).map(str::to_owned).collect();
+        let rows = measured.iter().map(|program| {
+            std::iter::once(program.name.to_owned()).chain(row(program).into_iter().map(|value| format!("{value:.2}"))).collect()
+        });
+        report
+            .tables
+            .push(Table { title: format!("Table {number}, {ranks} ranks: {title}"), rows: std::iter::once(head).chain(rows).collect() });
+    };
+    let megabytes = |bytes: f64| bytes / 1e6;
+    let less = |full: f64, less: f64| vec![full, less, (1.0 - less / full) * 100.0];
+    table("1", "memory of a rank", &["running time (s)", "data (kB)"], &|program| {
+        vec![program.alone(), program.mean(2, |taken| taken.written_bytes) / 1e3 / ranks as f64]
+    });
+    table("2", "running times", &["without (s)", "with (s)", "difference (s)", "%"], &|program| {
+        vec![program.alone(), program.with(0), program.with(0) - program.alone(), program.overhead(0)]
+    });
+    table("3", "of a checkpoint", &["written (MB)", "elapsed (ms)", "copies on write of a rank", "blocked (ms)"], &|program| {
+        let copies = program.mean(0, |taken| taken.copied_pages) / ranks as f64;
+        let blocked = program.mean(0, |taken| taken.blocked_ns) / 1e6;
+        vec![megabytes(program.mean(0, |taken| taken.written_bytes)), program.mean(0, |taken| taken.elapsed_ns) / 1e6, copies, blocked]
+    });
+    table("4", "increase of the running time", &["blocking (%)", "copy on write (%)"], &|program| {
+        vec![program.overhead(1), program.overhead(0)]
+    });
+    table("5", "written by a checkpoint", &["full (MB)", "incremental (MB)", "less (%)"], &|program| {
+        less(megabytes(program.mean(2, |taken| taken.written_bytes)), megabytes(program.mean(0, |taken| taken.written_bytes)))
+    });
+    table("6", "increase of the running time", &["full (%)", "incremental (%)"], &|program| vec![program.overhead(2), program.overhead(0)]);
+    table("7", "elapsed", &["full (ms)", "incremental (ms)", "less (%)"], &|program| {
+        less(program.mean(2, |taken| taken.elapsed_ns) / 1e6, program.mean(0, |taken| taken.elapsed_ns) / 1e6)
+    });
+}
