@@ -31,6 +31,9 @@ struct Budget {
     crashes: u8,
 }
 
+/// What a rank had sent and received when it was captured, by the other rank.
+type Captured = (Ccn, Vec<u64>, Vec<u64>);
+
 /// What is really so, beside what the machines believe.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct World {
@@ -47,7 +50,7 @@ struct World {
     /// By receiver and sender, as the programs have seen it.
     got: Vec<Vec<u64>>,
     /// Both at each rank's last capture.
-    captured: Vec<Option<(Ccn, Vec<u64>, Vec<u64>)>>,
+    captured: Vec<Option<Captured>>,
     persisting: Option<Whole<Message>>,
     permanent: Option<Whole<Message>>,
     patience: u32,
