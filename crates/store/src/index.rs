@@ -300,6 +300,14 @@ impl Index {
         }
     }
 
+    /// The record of a checkpoint, whether it is there or in the trash.
+    pub fn record<'t>(&self, read: &'t RoTxn<'_>, id: &CheckpointId) -> Result<Option<&'t [u8]>> {
+        match self.get(read, &self.records, id.as_bytes())? {
+            None => self.get(read, &self.trash, id.as_bytes()),
+            bytes => Ok(bytes),
+        }
+    }
+
     pub fn pack_id(&self, read: &RoTxn<'_>, number: u32) -> Result<PackId> {
         let bytes = self.get(read, &self.packs, &number.to_be_bytes())?;
         bytes.and_then(name).map(PackId).ok_or_else(|| self.corrupt(&format!("pack number {number}"), "no pack has this number"))

@@ -150,9 +150,7 @@ impl<'a> Marker<'a> {
         let index = &self.store.0.index;
         let record = {
             let read = index.read()?;
-            let bytes = index.get(&read, &index.records, id.as_bytes())?;
-            let bytes = if bytes.is_some() { bytes } else { index.get(&read, &index.trash, id.as_bytes())? };
-            let Some(bytes) = bytes else { return Ok(()) };
+            let Some(bytes) = index.record(&read, id)? else { return Ok(()) };
             Record::decode(bytes, id, index.path())?
         };
         if let Some((pack, number)) = self.records.get(id).and_then(|copies| copies.last()) {

@@ -38,7 +38,7 @@ const NODES_CACHED: usize = 4096;
 /// How often an object is looked for anew because a collection moved it. Once is usual.
 const MOVES_MAX: u32 = 3;
 /// Packs kept open.
-const PACKS_CACHED: usize = 128;
+pub(crate) const PACKS_CACHED: usize = 128;
 
 /// A store, open. Cheap to clone; many threads and many processes may use one at once. It does not outlive a `fork`: open it after.
 #[derive(Clone)]
@@ -279,6 +279,18 @@ impl Inner {
     pub fn locate_page(&self, read: &heed::RoTxn<'_>, name: &PageName) -> Result<Location> {
         let what = Named("page", name.as_bytes());
         self.index.location(read, &self.index.pages, name.as_bytes(), &what)?.ok_or_else(|| self.not_in_a_pack(None, &what))
+    }
+
+    /// Where a node lies that something new may stand on.
+    pub fn lasting_node(&self, name: &NodeName) -> Result<Option<Location>> {
+        let name = name.as_bytes();
+        self.index.lasting(&*self.index.read()?, &self.index.nodes, name, &Named("node", name))
+    }
+
+    /// Where a blob lies that something new may name.
+    pub fn lasting_blob(&self, name: &BlobName) -> Result<Option<Location>> {
+        let name = name.as_bytes();
+        self.index.lasting(&*self.index.read()?, &self.index.blobs, name, &Named("blob", name))
     }
 
     /// The pack with this number, open. One that a collection removed may still be in the cache, and be read as before.

@@ -223,10 +223,7 @@ impl Writer {
         }
         self.snapshot = None;
         let name = hash::blob(bytes);
-        let inner = &self.store.0;
-        let known =
-            inner.index.lasting(&*inner.index.read()?, &inner.index.blobs, name.as_bytes(), &Named("blob", name.as_bytes()))?.is_some();
-        if !known && !self.blobs.contains(&name) {
+        if !self.blobs.contains(&name) && self.store.0.lasting_blob(&name)?.is_none() {
             self.builder.add_blob(&name, bytes)?;
             self.blobs.insert(name);
         }
@@ -383,9 +380,7 @@ impl Writer {
 
     /// Whether the node will be there for whoever reads this checkpoint. The cache cannot tell: what is in it may be gone from the store.
     pub(crate) fn node_is_known(&self, name: &NodeName) -> Result<bool> {
-        let inner = &self.store.0;
-        let stored = || inner.index.lasting(&*inner.index.read()?, &inner.index.nodes, name.as_bytes(), &Named("node", name.as_bytes()));
-        Ok(self.nodes.contains_key(name) || stored()?.is_some())
+        Ok(self.nodes.contains_key(name) || self.store.0.lasting_node(name)?.is_some())
     }
 
     /// The node as a delta to what `old` stands on, if that is near enough.
@@ -404,13 +399,11 @@ impl Writer {
         if let Some(own) = self.nodes.get(name) {
             return Ok(own.base.is_none());
         }
-        let inner = &self.store.0;
-        let place = inner.index.lasting(&*inner.index.read()?, &inner.index.nodes, name.as_bytes(), &Named("node", name.as_bytes()))?;
-        match place {
+        match self.store.0.lasting_node(name)? {
             None => Ok(false),
             Some(place) if loaded.at == Some(place) => Ok(loaded.base.is_none()),
             // A collection moved it, or it is known here from having been written: look at what lies there.
-            Some(_) => inner.look_again(name),
+            Some(_) => self.store.0.look_again(name),
         }
     }
 }

@@ -343,9 +343,8 @@ impl<'a> Push<'a> {
         let index = &self.store.0.index;
         let bytes = {
             let read = index.read()?;
-            let bytes = index.get(&read, &index.records, wanted.id.as_bytes())?;
             // It is held, so that one that is removed meanwhile is still whole.
-            let bytes = if bytes.is_some() { bytes } else { index.get(&read, &index.trash, wanted.id.as_bytes())? };
+            let bytes = index.record(&read, &wanted.id)?;
             bytes
                 .map(<[u8]>::to_vec)
                 .ok_or_else(|| Error::missing(Named("checkpoint", wanted.id.as_bytes()).to_string(), "it was removed meanwhile"))?

@@ -9,12 +9,14 @@ use super::{
 };
 use crate::{
     Error, Progress, Result, Store,
+    cache::Cache,
     error::Named,
     files::{make_directories, remove_tree},
     index::Location,
     node::{Node, Stored},
     pack::{self, Frame, PackFile, frame::BLOB_MAX},
     remote::in_parallel,
+    store::PACKS_CACHED,
     table::{Loaded, Nodes, top_level},
 };
 use fermata_types::{BlobName, NodeName, PackId, PageBuf, PageName, Root, ZERO_PAGE};
@@ -49,7 +51,9 @@ pub(super) struct Shelf<'a> {
     /// None: nobody has looked yet.
     catalog: Option<Catalog>,
     /// Those that are here, by number.
-    packs: HashMap<u32, PackFile>,
+    here: HashSet<u32>,
+    /// Those of them that are open: more may be here than a process may have open.
+    open: Cache<u32, Arc<PackFile>>,
     /// Those that were read last, each with its pack and number.
     frames: VecDeque<(u32, u32, Frame)>,
     /// Nodes that are not in the store.
@@ -61,8 +65,8 @@ pub(super) struct Shelf<'a> {
 impl<'a> Shelf<'a> {
     pub fn new(store: &'a Store, remote: &'a dyn Remote, jobs: usize) -> Self {
         let directory = store.path().join("remotes").join("incoming");
-        let (packs, nodes) = (HashMap::new(), HashMap::new());
-        Self { store, remote, jobs, directory, catalog: None, packs, frames: VecDeque::new(), nodes, fetched: (0, 0) }
+        let (here, open, nodes) = (HashSet::new(), Cache::new(PACKS_CACHED), HashMap::new());
+        Self { store, remote, jobs, directory, catalog: None, here, open, frames: VecDeque::new(), nodes, fetched: (0, 0) }
     }
 
     /// Looks what lies in the packs of the remote, the first time that it is asked.
@@ -77,7 +81,8 @@ impl<'a> Shelf<'a> {
     /// Looks once more, while these packs are about to go.
     pub fn look_again(&mut self, going: &HashSet<PackId>, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
         make_directories(&*self.store.0.medium, &self.directory)?;
-        self.packs.clear();
+        self.here.clear();
+        self.open.clear();
         self.frames.clear();
         self.catalog = Some(Catalog::read(self.store, self.remote, self.jobs, going, &mut |at| progress(CopyStage::Look, at))?);
         Ok(())
@@ -89,8 +94,8 @@ impl<'a> Shelf<'a> {
 
     /// Removes what is here: all that was wanted of it is in the store. Somebody else who pulls fetches again what he misses.
     pub fn clear(self) {
-        let Self { store, directory, packs, .. } = self;
-        drop(packs);
+        let Self { store, directory, open, .. } = self;
+        drop(open);
         let _ = remove_tree(&*store.0.medium, &directory);
     }
 
@@ -156,13 +161,11 @@ impl<'a> Shelf<'a> {
     }
 
     pub fn has_node(&self, name: &NodeName) -> Result<bool> {
-        let index = &self.store.0.index;
-        Ok(index.lasting(&*index.read()?, &index.nodes, name.as_bytes(), &Named("node", name.as_bytes()))?.is_some())
+        Ok(self.store.0.lasting_node(name)?.is_some())
     }
 
     pub fn has_blob(&self, name: &BlobName) -> Result<bool> {
-        let index = &self.store.0.index;
-        Ok(index.lasting(&*index.read()?, &index.blobs, name.as_bytes(), &Named("blob", name.as_bytes()))?.is_some())
+        Ok(self.store.0.lasting_blob(name)?.is_some())
     }
 
     /// Whether a page is here, or in an image that is open here.
@@ -184,37 +187,42 @@ impl<'a> Shelf<'a> {
     /// Fetches the packs that these objects lie in, several at a time.
     pub fn fetch<'n>(&mut self, names: impl Iterator<Item = &'n Name>, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
         let packs: BTreeSet<_> = names.filter_map(|name| self.catalog().find(name)).map(|place| place.pack).collect();
-        let packs: Vec<_> = packs.into_iter().filter(|pack| !self.packs.contains_key(pack)).collect();
+        let packs: Vec<_> = packs.into_iter().filter(|pack| !self.here.contains(pack)).collect();
         let total = packs.iter().map(|pack| self.catalog().packs[*pack as usize].length).sum();
         let (this, mut done) = (&*self, 0);
-        let mut here = Vec::new();
+        let mut came = Vec::new();
         in_parallel(
             this.jobs,
             &packs,
             |pack| this.fetch_pack(*pack),
-            |pack, (file, bytes)| {
+            |pack, bytes| {
                 done += this.catalog().packs[*pack as usize].length;
                 progress(CopyStage::Transfer, Progress { done, total });
-                here.push((*pack, file, bytes));
+                came.push((*pack, bytes));
                 Ok(())
             },
         )?;
-        for (pack, file, bytes) in here {
-            self.fetched.0 += u64::from(bytes > 0);
-            self.fetched.1 += bytes;
-            self.packs.insert(pack, file);
+        for (pack, bytes) in came {
+            self.came(pack, bytes);
         }
         Ok(())
     }
 
-    /// A pack, which may have been fetched before; and how many bytes had to be fetched.
-    fn fetch_pack(&self, pack: u32) -> Result<(PackFile, u64)> {
+    /// Notes that a pack is here, for which that many bytes had to be fetched.
+    fn came(&mut self, pack: u32, bytes: u64) {
+        self.fetched.0 += u64::from(bytes > 0);
+        self.fetched.1 += bytes;
+        self.here.insert(pack);
+    }
+
+    /// Fetches a pack, if it was not fetched before; says how many bytes had to be fetched.
+    fn fetch_pack(&self, pack: u32) -> Result<u64> {
         let pack = &self.catalog().packs[pack as usize];
         let path = pack::place(&self.directory, &pack.id);
-        let open = || PackFile::open(&self.directory, &pack.id).and_then(|file| file.contents(&pack.id).map(|_| file));
+        let read = || PackFile::open(&self.directory, &pack.id)?.contents(&pack.id);
         if path.exists() {
-            match open() {
-                Ok(file) => return Ok((file, 0)),
+            match read() {
+                Ok(_) => return Ok(0),
                 // Torn when it was fetched.
                 Err(Error::Corrupt { .. }) => {}
                 Err(error) => return Err(error),
@@ -234,11 +242,21 @@ impl<'a> Shelf<'a> {
         let temp = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
         fs::write(temp.path(), &bytes).map_err(failed)?;
         temp.persist(&path).map_err(|error| failed(error.error))?;
-        let file = open().map_err(|error| match error {
+        read().map_err(|error| match error {
             Error::Corrupt { detail, .. } => damaged(self.remote, &object, detail),
             error => error,
         })?;
-        Ok((file, pack.length))
+        Ok(pack.length)
+    }
+
+    /// A pack that is here.
+    fn pack(&self, pack: u32) -> Result<Arc<PackFile>> {
+        if let Some(file) = self.open.get(&pack) {
+            return Ok(file);
+        }
+        let file = Arc::new(PackFile::open(&self.directory, &self.catalog().packs[pack as usize].id)?);
+        self.open.insert(pack, file.clone());
+        Ok(file)
     }
 
     /// The frame that an object lies in, and its place there.
@@ -250,18 +268,16 @@ impl<'a> Shelf<'a> {
             )
         };
         let at = self.catalog().find(name).ok_or_else(missing)?;
-        if !self.packs.contains_key(&at.pack) {
-            let (file, bytes) = self.fetch_pack(at.pack)?;
-            self.fetched.0 += u64::from(bytes > 0);
-            self.fetched.1 += bytes;
-            self.packs.insert(at.pack, file);
+        if !self.here.contains(&at.pack) {
+            let bytes = self.fetch_pack(at.pack)?;
+            self.came(at.pack, bytes);
         }
         let known = self.frames.iter().position(|(pack, frame, _)| (*pack, *frame) == (at.pack, at.frame));
         let number = match known {
             Some(number) => number,
             None => {
                 let entry = &self.catalog().packs[at.pack as usize].contents.entries[at.frame as usize];
-                let frame = self.packs[&at.pack].frame(entry.offset, entry.length, &Named(what, name))?;
+                let frame = self.pack(at.pack)?.frame(entry.offset, entry.length, &Named(what, name))?;
                 self.frames.truncate(FRAMES - 1);
                 self.frames.push_front((at.pack, at.frame, frame));
                 0
