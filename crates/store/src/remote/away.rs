@@ -115,9 +115,8 @@ impl Store {
         let presence = Presence::writer(self)?;
         self.0.forget_if_collected()?;
         let (record, _) = record(&*remote, experiment, id)?;
-        let catalog = Catalog::read(self, &*remote, PullOptions::default().jobs, &Going::look(&*remote)?.packs, &mut |at| {
-            progress(CopyStage::Look, at)
-        })?;
+        let catalog =
+            Catalog::read(self, &*remote, PullOptions::default().jobs, &Going::look(&*remote)?, &mut |at| progress(CopyStage::Look, at))?;
         let away = Arc::new(Away {
             // One that is away has no strong hold on a store that is: the store lets go of it when it ends.
             store: self.clone(),

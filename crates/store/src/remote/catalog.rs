@@ -1,9 +1,12 @@
 //! What lies in the packs of a remote, by their tables of contents.
 
-use super::{Name, Remote, damaged, in_parallel, list, place};
+use super::{Name, Remote, damaged, in_parallel, lease::Going, list, place};
 use crate::{
     Error, Progress, Result, Store, hash,
-    pack::contents::{self, Contents, TRAILER},
+    pack::{
+        Kind,
+        contents::{self, Contents, TRAILER},
+    },
 };
 use fermata_types::PackId;
 use std::{
@@ -23,6 +26,13 @@ pub(super) struct RemotePack {
     pub contents: Contents,
 }
 
+impl RemotePack {
+    /// The name of the number that a pack begins with, which is that of who pushed it.
+    fn number(&self) -> Option<&Name> {
+        self.contents.entries.first().filter(|entry| entry.kind == Kind::Blob)?.names.first()
+    }
+}
+
 /// Where an object lies: pack, frame, and place in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
@@ -34,19 +44,15 @@ pub(super) struct Place {
 /// All packs of a remote as of one look.
 pub(super) struct Catalog {
     pub packs: Vec<RemotePack>,
+    /// Those that are about to go: announced, or of a push that was taken for dead.
+    pub going: HashSet<PackId>,
     places: HashMap<Name, Place>,
 }
 
 impl Catalog {
     /// Reads the tables of contents of all packs: those that were read before from a cache beside the store. What lies in several packs is found in one that is not
     /// about to go, if there is such a one.
-    pub fn read(
-        store: &Store,
-        remote: &dyn Remote,
-        jobs: usize,
-        going: &HashSet<PackId>,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<Self> {
+    pub fn read(store: &Store, remote: &dyn Remote, jobs: usize, going: &Going, progress: &mut dyn FnMut(Progress)) -> Result<Self> {
         let listed = packs_on(remote)?;
         let total = listed.len() as u64;
         let mut packs = Vec::with_capacity(listed.len());
@@ -57,8 +63,11 @@ impl Catalog {
             progress(Progress { done: packs.len() as u64, total });
             Ok(())
         })?;
+        let dead: HashSet<Name> = going.dead.iter().map(|number| hash::blob(number.as_bytes()).0).collect();
+        let goes = |pack: &&RemotePack| going.packs.contains(&pack.id) || pack.number().is_some_and(|number| dead.contains(number));
+        let going: HashSet<_> = packs.iter().filter(goes).map(|pack| pack.id).collect();
         packs.sort_by_key(|pack| (going.contains(&pack.id), pack.id));
-        let mut catalog = Self { packs: Vec::new(), places: HashMap::new() };
+        let mut catalog = Self { packs: Vec::new(), going, places: HashMap::new() };
         packs.into_iter().for_each(|pack| catalog.add(pack));
         Ok(catalog)
     }
@@ -79,8 +88,13 @@ impl Catalog {
     }
 
     /// The names of all objects in packs that are not about to go.
-    pub fn staying(&self, going: &HashSet<PackId>) -> impl Iterator<Item = &Name> {
-        self.places.iter().filter(|(_, place)| !going.contains(&self.packs[place.pack as usize].id)).map(|(name, _)| name)
+    pub fn staying(&self) -> impl Iterator<Item = &Name> {
+        self.places.iter().filter(|(_, place)| !self.goes(place)).map(|(name, _)| name)
+    }
+
+    /// Whether a place is in a pack that is about to go.
+    pub fn goes(&self, at: &Place) -> bool {
+        self.going.contains(&self.packs[at.pack as usize].id)
     }
 }
 

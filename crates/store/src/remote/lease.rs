@@ -22,6 +22,7 @@ const NOBODY: &str = "-";
 /// Somebody pushes, and counts on what is there.
 pub(super) struct Lease<'a> {
     remote: &'a dyn Remote,
+    number: String,
     object: String,
     state: Mutex<State>,
     changed: Condvar,
@@ -37,14 +38,20 @@ struct State {
 impl<'a> Lease<'a> {
     /// From now on nothing goes that is not announced already: ask [`Going::look`] after this.
     pub fn take(remote: &'a dyn Remote) -> Result<Self> {
-        let object = format!("{LEASES}{}", unique(remote)?);
+        let number = unique(remote)?;
+        let object = format!("{LEASES}{number}");
         match remote.swap(&object, None, text(0)) {
             Ok(true) => {}
             Ok(false) => return Err(damaged(remote, &object, "somebody else drew the same number")),
             Err(error) => return Err(Error::io("write", &place(remote, &object))(error)),
         }
         let state = State { beats: 0, is_lost: false, is_over: false };
-        Ok(Self { remote, object, state: Mutex::new(state), changed: Condvar::new() })
+        Ok(Self { remote, number, object, state: Mutex::new(state), changed: Condvar::new() })
+    }
+
+    /// What its packs begin with. See [`Going::dead`].
+    pub fn number(&self) -> &str {
+        &self.number
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -111,12 +118,8 @@ fn text(beats: u64) -> Vec<u8> {
 
 /// A name that nobody else has.
 pub(super) fn unique(remote: &dyn Remote) -> Result<String> {
-    let bytes = unique_bytes(remote)?;
+    let bytes = remote.unique().map_err(Error::io("find a name at", &place(remote, "")))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-pub(super) fn unique_bytes(remote: &dyn Remote) -> Result<[u8; 16]> {
-    remote.unique().map_err(Error::io("find a name at", &place(remote, "")))
 }
 
 /// The pushes under way: what each said last.
@@ -128,7 +131,7 @@ pub(super) fn pushes(remote: &dyn Remote) -> Result<BTreeSet<(String, Vec<u8>)>>
     Ok(pushes)
 }
 
-/// Takes a push for dead.
+/// Takes a push for dead. It is to be among [`Going::dead`] before.
 pub(super) fn break_lease(remote: &dyn Remote, name: &str) -> Result<()> {
     let object = format!("{LEASES}{name}");
     remote.remove(&object).map_err(Error::io("remove", &place(remote, &object)))
@@ -140,6 +143,8 @@ pub(super) struct Going {
     pub packs: HashSet<PackId>,
     /// Objects that are records of images.
     pub images: BTreeSet<String>,
+    /// Pushes that were taken for dead, for good: one that lives all the same may send nodes whose blocks are gone, so all its packs are about to go, whenever they come.
+    pub dead: BTreeSet<String>,
 }
 
 impl Going {
@@ -161,6 +166,7 @@ impl Going {
             match line.split_once(' ') {
                 Some(("pack", id)) => _ = going.packs.insert(id.parse().map_err(|_| wrong())?),
                 Some(("image", name)) => _ = going.images.insert(name.to_owned()),
+                Some(("dead", number)) => _ = going.dead.insert(number.to_owned()),
                 _ => return Err(wrong()),
             }
         }
@@ -170,7 +176,8 @@ impl Going {
     fn encode(&self, who: &str) -> Vec<u8> {
         let packs: BTreeSet<_> = self.packs.iter().map(|pack| format!("pack {pack}\n")).collect();
         let images = self.images.iter().map(|name| format!("image {name}\n"));
-        [format!("{VERSION}\n{who}\n")].into_iter().chain(packs).chain(images).collect::<String>().into_bytes()
+        let dead = self.dead.iter().map(|number| format!("dead {number}\n"));
+        [format!("{VERSION}\n{who}\n")].into_iter().chain(packs).chain(images).chain(dead).collect::<String>().into_bytes()
     }
 }
 
@@ -206,6 +213,7 @@ impl<'a> Claim<'a> {
         let before = self.going.encode(&self.who);
         self.going.packs.extend(more.packs);
         self.going.images.extend(more.images);
+        self.going.dead.extend(more.dead);
         self.swap(Some(&before), self.going.encode(&self.who))
     }
 
@@ -217,6 +225,7 @@ impl<'a> Claim<'a> {
 
     /// All that was announced is gone.
     pub fn end(self) -> Result<()> {
-        self.swap(Some(&self.going.encode(&self.who)), Going::default().encode(NOBODY))
+        let before = self.going.encode(&self.who);
+        self.swap(Some(&before), Going { dead: self.going.dead.clone(), ..Going::default() }.encode(NOBODY))
     }
 }

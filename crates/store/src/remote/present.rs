@@ -21,7 +21,7 @@ impl Store {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<()> {
         check_format(remote, false)?;
-        let catalog = Catalog::read(self, remote, 4, &Going::look(remote)?.packs, &mut |_| {})?;
+        let catalog = Catalog::read(self, remote, 4, &Going::look(remote)?, &mut |_| {})?;
         let mut check = Check { store: self, remote, catalog, seen: HashSet::new() };
         for (done, id) in ids.iter().enumerate() {
             progress(Progress { done: done as u64, total: ids.len() as u64 });

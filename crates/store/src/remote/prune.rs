@@ -142,10 +142,11 @@ impl Prune<'_> {
         }
         let more = self.plan(&claim.going, progress)?;
         claim.announce(more)?;
-        self.wait(progress)?;
+        self.wait(&mut claim, progress)?;
         // What came meanwhile counts, and what stays is to be whole.
         let needs = self.needs()?;
-        self.shelf.look_again(&claim.going.packs, progress)?;
+        self.shelf.look_again(&claim.going, progress)?;
+        claim.announce(Going { packs: self.shelf.catalog().going.clone(), ..Going::default() })?;
         let live = self.mark(&needs, &claim.going, true, progress)?;
         self.told.rewritten_bytes = self.rewrite(&live, &claim.going, progress)?;
         claim.check()?;
@@ -204,7 +205,7 @@ impl Prune<'_> {
     /// What is to go, beside what is announced already.
     fn plan(&mut self, going: &Going, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<Going> {
         let needs = self.needs()?;
-        self.shelf.look_again(&going.packs, progress)?;
+        self.shelf.look_again(going, progress)?;
         let live = self.mark(&needs, going, false, progress)?;
         self.told.checkpoints = self.options.checkpoints.values().map(|ids| ids.len() as u64).sum();
         let mut more = Going::default();
@@ -216,7 +217,7 @@ impl Prune<'_> {
         let mut small = Vec::new();
         for (number, pack) in (0..).zip(&self.shelf.catalog().packs) {
             let needed = self.needed(number, pack, &live);
-            if going.packs.contains(&pack.id) || needed.is_none_or(|percent| percent < REWRITE_BELOW) {
+            if self.shelf.catalog().going.contains(&pack.id) || needed.is_none_or(|percent| percent < REWRITE_BELOW) {
                 more.packs.insert(pack.id);
             } else if pack.length < SMALL_BYTES {
                 small.push(pack.id);
@@ -284,11 +285,11 @@ impl Prune<'_> {
             live.images.insert(*id, object.clone());
         }
         let catalog = self.shelf.catalog();
-        let stays = |pack: &&RemotePack| whole && needs.packs.contains(&pack.id) && !going.packs.contains(&pack.id);
+        let stays = |pack: &&RemotePack| whole && needs.packs.contains(&pack.id) && !catalog.going.contains(&pack.id);
         let nodes = catalog.packs.iter().filter(stays).flat_map(|pack| &pack.contents.entries).filter(|entry| entry.kind == Kind::Nodes);
         wave.extend(nodes.flat_map(|entry| &entry.names).map(|name| NodeName(*name)));
         while !wave.is_empty() {
-            wave = self.mark_wave(wave, &mut live, going, whole, progress)?;
+            wave = self.mark_wave(wave, &mut live, whole, progress)?;
         }
         Ok(live)
     }
@@ -298,7 +299,6 @@ impl Prune<'_> {
         &mut self,
         wave: Vec<NodeName>,
         live: &mut Live,
-        going: &Going,
         whole: bool,
         progress: &mut dyn FnMut(CopyStage, Progress),
     ) -> Result<Vec<NodeName>> {
@@ -322,7 +322,7 @@ impl Prune<'_> {
             }
             live.nodes.push((fetched.node.level, name));
             if let Some(base) = fetched.base {
-                let stays = at.is_some_and(|at| !going.packs.contains(&self.shelf.catalog().packs[at.pack as usize].id));
+                let stays = at.is_some_and(|at| !self.shelf.catalog().goes(&at));
                 next.extend((whole && stays).then_some(base));
                 live.bases.insert(name, base);
             }
@@ -331,24 +331,27 @@ impl Prune<'_> {
     }
 
     /// Waits until those who pushed when it was announced what goes have ended, or are dead.
-    fn wait(&mut self, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
+    fn wait(&mut self, claim: &mut Claim<'_>, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
         let mut awaited: BTreeMap<_, _> = lease::pushes(self.remote)?.into_iter().map(|(name, text)| (name, (text, 0))).collect();
         let total = awaited.len() as u64;
         while !awaited.is_empty() {
             progress(CopyStage::Wait, Progress { done: total - awaited.len() as u64, total });
             let silent: Vec<_> =
                 awaited.iter().filter(|(_, (_, looks))| *looks >= self.options.looks).map(|(name, _)| name.clone()).collect();
-            for name in silent {
+            if let Some(name) = silent.first() {
                 if self.options.looks > 0 {
-                    // Taken for dead while it lives, it could send nodes later whose blocks are gone by then.
+                    // All that one sends is lost that is taken for dead while it lives.
                     return Err(Error::refused(
                         format!("a push to {} has given no sign of life for long: its lease is pushes/{name}", self.remote),
                         "where you know that it is dead, --no-wait goes on without it; nothing that is needed was removed",
                     ));
                 }
-                lease::break_lease(self.remote, &name)?;
-                awaited.remove(&name);
-                self.told.dead_pushes += 1;
+                claim.announce(Going { dead: silent.iter().cloned().collect(), ..Going::default() })?;
+                for name in silent {
+                    lease::break_lease(self.remote, &name)?;
+                    awaited.remove(&name);
+                    self.told.dead_pushes += 1;
+                }
             }
             if awaited.is_empty() {
                 break;
@@ -384,7 +387,7 @@ impl Prune<'_> {
 
     fn send(&mut self, push: &mut Push<'_>, live: &Live, going: &Going, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
         let (mut objects, mut nodes) = (Vec::new(), HashSet::new());
-        for (number, pack) in (0..).zip(&self.shelf.catalog().packs).filter(|(_, pack)| going.packs.contains(&pack.id)) {
+        for (number, pack) in (0..).zip(&self.shelf.catalog().packs).filter(|(_, pack)| self.shelf.catalog().going.contains(&pack.id)) {
             for (frame, entry) in (0..).zip(&pack.contents.entries) {
                 let needed = (0..)
                     .zip(&entry.names)

@@ -5,7 +5,7 @@ use super::{
     catalog::{Catalog, pack_name},
     check_format, checkpoints_on, image,
     image::ImageRecord,
-    lease::{Going, Lease, unique, unique_bytes},
+    lease::{Going, Lease, unique},
     lines, place, record_name,
 };
 use crate::{
@@ -93,8 +93,8 @@ impl Store {
             return Ok(Pushed::default());
         }
         let jobs = options.jobs.max(1);
-        let catalog = Catalog::read(self, remote, jobs, &going.packs, &mut |at| progress(CopyStage::Look, at))?;
-        let mut plan = Plan { store: self, there: catalog.staying(&going.packs).copied().collect(), fresh: HashSet::new() };
+        let catalog = Catalog::read(self, remote, jobs, &going, &mut |at| progress(CopyStage::Look, at))?;
+        let mut plan = Plan { store: self, there: catalog.staying().copied().collect(), fresh: HashSet::new() };
         drop(catalog);
         let uploads = Uploads::new(remote, jobs);
         thread::scope(|scope| {
@@ -262,17 +262,21 @@ impl<'a> Push<'a> {
     /// The record of a golden image, when all of it is there.
     pub fn put_image(&mut self, id: &ImageId, record: &ImageRecord) -> Result<()> {
         let object = image::name(id, &unique(self.remote)?);
-        self.counted_on(|| self.remote.put(&object, record.encode()).map_err(Error::io("write", &place(self.remote, &object))))?;
+        let show = || self.remote.put(&object, record.encode()).map_err(Error::io("write", &place(self.remote, &object)));
+        self.counted_on(std::slice::from_ref(&object), show)?;
         self.told.images += 1;
         Ok(())
     }
 
-    /// Shows what stands on all that was there. Nobody may have removed any of that since, and taken us for dead.
-    fn counted_on(&self, show: impl FnOnce() -> Result<()>) -> Result<()> {
+    /// Shows objects that stand on all that was there; and takes them back if somebody has removed any of that since, and taken us for dead.
+    fn counted_on(&self, objects: &[String], show: impl FnOnce() -> Result<()>) -> Result<()> {
         let check = || self.lease.map_or(Ok(()), Lease::check);
         check()?;
-        show()?;
-        check()
+        let shown = show().and_then(|()| check());
+        if self.lease.is_some_and(Lease::is_lost) {
+            objects.iter().for_each(|object| _ = self.remote.remove(object));
+        }
+        shown
     }
 
     pub fn blob(&mut self, name: &BlobName, bytes: &[u8]) -> Result<()> {
@@ -319,13 +323,10 @@ impl<'a> Push<'a> {
             self.node(name, &bytes)?;
         }
         self.settle()?;
-        let shown = self.counted_on(|| group.iter().try_for_each(|(wanted, _)| self.record(wanted)));
-        if self.lease.is_some_and(Lease::is_lost) {
-            // Nobody is to see them, for what they stand on may be gone.
-            group.iter().for_each(|(wanted, _)| _ = self.remote.remove(&record_name(&wanted.experiment, &wanted.id)));
-        }
+        let records: Vec<_> = group.iter().map(|(wanted, _)| record_name(&wanted.experiment, &wanted.id)).collect();
+        self.counted_on(&records, || group.iter().try_for_each(|(wanted, _)| self.record(wanted)))?;
         self.told.checkpoints += group.len() as u64;
-        shown
+        Ok(())
     }
 
     /// A node in the form in which it is sent.
@@ -364,9 +365,9 @@ impl<'a> Push<'a> {
             Some(builder) => builder,
             none => {
                 let mut builder = PackBuilder::new(inner.medium.clone(), &inner.path.join("tmp"))?;
-                // So that no pack is ever called as one that is about to be removed.
-                let number = unique_bytes(self.remote)?;
-                builder.add_blob(&hash::blob(&number), &number)?;
+                // So that no pack is ever called as one that is about to be removed; and that those of a push that was taken for dead are known.
+                let number = self.lease.map_or_else(|| unique(self.remote), |lease| Ok(lease.number().to_owned()))?;
+                builder.add_blob(&hash::blob(number.as_bytes()), number.as_bytes())?;
                 none.insert(builder)
             }
         })

@@ -19,7 +19,7 @@ use crate::{
     store::PACKS_CACHED,
     table::{Loaded, Nodes, top_level},
 };
-use fermata_types::{BlobName, NodeName, PackId, PageBuf, PageName, Root, ZERO_PAGE};
+use fermata_types::{BlobName, NodeName, PageBuf, PageName, Root, ZERO_PAGE};
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
     fs,
@@ -73,13 +73,13 @@ impl<'a> Shelf<'a> {
     pub fn look(&mut self, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
         if self.catalog.is_none() {
             let going = Going::look(self.remote)?;
-            self.look_again(&going.packs, progress)?;
+            self.look_again(&going, progress)?;
         }
         Ok(())
     }
 
-    /// Looks once more, while these packs are about to go.
-    pub fn look_again(&mut self, going: &HashSet<PackId>, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
+    /// Looks once more, while this is about to go.
+    pub fn look_again(&mut self, going: &Going, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
         make_directories(&*self.store.0.medium, &self.directory)?;
         self.here.clear();
         self.open.clear();

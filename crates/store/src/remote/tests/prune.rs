@@ -231,6 +231,9 @@ fn somebody_may_prune_at_any_step_of_a_push() {
             Err(error) => {
                 assert!(error.to_string().contains("took this push for dead"), "{error}");
                 refused += 1;
+                // What it sent before is not believed to be whole.
+                assert_eq!(push(&from, &place, &[more]).unwrap().checkpoints, 1, "after {steps} steps");
+                assert_all_whole(&place, &from, &format!("pushed again after {steps} steps"));
             }
         }
         if !*done.lock().unwrap() {
