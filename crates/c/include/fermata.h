@@ -1,4 +1,4 @@
-/* Fermata for C: critical data areas.
+/* Fermata for C: critical data areas, and programs of ranks (below).
  *
  * An area is memory that comes back after a crash as it was at the last commit, at the same address.
  *
@@ -19,6 +19,7 @@
 #define FERMATA_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -85,6 +86,64 @@ int fermata_set_root(fermata_area *area, void *block);
 
 /* What went wrong last in this thread. Valid until the next call in this thread. */
 const char *fermata_error(void);
+
+/* Programs of ranks: `fermata run-ranks -n 16 ./program` starts it as often, checkpoints all of them together while they run, and takes them back when one dies.
+ *
+ * A program goes in steps. A step says what messages it waits for, gets all of them, computes and sends; then comes the next step. All that a step changes lies in memory
+ * of the layout: a rank that goes back is a new process, which calls `make` and finds that memory as it was at the checkpoint.
+ */
+typedef struct fermata_layout fermata_layout;
+typedef struct fermata_wants fermata_wants;
+typedef struct fermata_messages fermata_messages;
+typedef struct fermata_ranks fermata_ranks;
+
+struct fermata_here {
+    size_t rank;  /* which one this is, from 0 */
+    size_t ranks; /* how many there are */
+};
+
+enum fermata_next {
+    FERMATA_STEP = 0,  /* the next step */
+    FERMATA_DONE = 1,  /* this rank has done its work */
+    FERMATA_FAILED = 2 /* trying again will not mend it: all ranks end */
+};
+
+struct fermata_program {
+    /* Takes memory of the layout, always the same pieces in the same order, and says what the other functions get as `self`; NULL: it fails. It must not write to
+     * that memory, which may have come from a checkpoint. */
+    void *(*make)(fermata_layout *layout, struct fermata_here here, void *argument);
+    /* Comes before the first step; may be NULL. */
+    void (*begin)(void *self, fermata_ranks *ranks);
+    /* Says what the next step waits for; says nothing if that is nothing. It changes nothing. */
+    void (*wants)(const void *self, fermata_wants *wants);
+    enum fermata_next (*step)(void *self, fermata_ranks *ranks, const fermata_messages *got);
+};
+
+/* Runs a program until all ranks are done. Call it once, first in main. */
+int fermata_run(const struct fermata_program *program, void *argument);
+
+/* In `make`: memory, all zero in the beginning, aligned to more than any number needs. NULL, with a text, when there is no room. */
+void *fermata_take(fermata_layout *layout, size_t bytes);
+
+/* In `wants`: a message with this tag from this rank; one from each rank, the own one among them; one from whoever is first, and then nothing else. */
+int fermata_want(fermata_wants *wants, size_t from, uint32_t tag);
+int fermata_want_all(fermata_wants *wants, uint32_t tag);
+int fermata_want_any(fermata_wants *wants, uint32_t tag);
+
+/* In `begin` and `step`: to a rank, which may be this one; to all, this one among them. What is sent to one rank arrives in the order in which it was sent, once. */
+int fermata_send(fermata_ranks *ranks, size_t to, uint32_t tag, const void *values, size_t bytes);
+int fermata_broadcast(fermata_ranks *ranks, uint32_t tag, const void *values, size_t bytes);
+
+/* In `step`: what a rank that is done, or has failed, has to say. It is printed once. */
+int fermata_say(fermata_ranks *ranks, const char *text);
+
+/* In `step`: how many messages it got, in the order in which it wanted them; who sent one (SIZE_MAX: there is no such one), and how long it is. */
+size_t fermata_count(const fermata_messages *got);
+size_t fermata_from(const fermata_messages *got, size_t which);
+size_t fermata_length(const fermata_messages *got, size_t which);
+
+/* Copies a message to where it belongs. Fails if it has more or fewer bytes. */
+int fermata_receive(const fermata_messages *got, size_t which, void *into, size_t bytes);
 
 #ifdef __cplusplus
 }

@@ -1,8 +1,10 @@
-//! Critical data areas for C. What each function does is said in `include/fermata.h`; here is only how arguments of C become those of Rust.
+//! Critical data areas and programs of ranks for C. What each function does is said in `include/fermata.h`; here is only how arguments of C become those of Rust.
 //!
 //! No panic leaves a function: it becomes an error. Nothing of an area is kept in statics but the text of the last error of each thread.
 
 #![allow(unsafe_code)]
+
+mod ranks;
 
 use fermata_process::{CriticalArea, Heap, Options, Pending, Placed, Tracking};
 use fermata_store::Store;

@@ -1,8 +1,13 @@
-//! A program in C against the shared library, compiled as a user would.
+//! Programs in C against the shared library, compiled as a user would.
 
+use fermata_process::ranks::{Event, Options, host};
+use fermata_store::Store;
+use rustix::process::{Pid, Signal, kill_process};
 use std::{
     path::{Path, PathBuf},
     process::Command,
+    sync::Mutex,
+    time::Duration,
 };
 
 /// Where the library lies: beside this test, or one above.
@@ -12,14 +17,12 @@ fn library() -> PathBuf {
     places.find(|place| place.join("libfermata.so").exists()).expect("libfermata.so was built with this test")
 }
 
-#[test]
-fn a_program_in_c_counts_on_after_each_start() {
-    let (here, library, place) = (Path::new(env!("CARGO_MANIFEST_DIR")), library(), tempfile::tempdir().expect("a directory"));
-    let program = place.path().join("counter");
+fn compile(name: &str, place: &Path) -> PathBuf {
+    let (here, library, program) = (Path::new(env!("CARGO_MANIFEST_DIR")), library(), place.join(name));
     let compiled = Command::new("cc")
         .args(["-Wall", "-Wextra", "-Werror", "-O2", "-I"])
         .arg(here.join("include"))
-        .arg(here.join("tests/counter.c"))
+        .arg(here.join(format!("tests/{name}.c")))
         .arg("-o")
         .arg(&program)
         .arg(format!("-L{}", library.display()))
@@ -28,6 +31,13 @@ fn a_program_in_c_counts_on_after_each_start() {
         .status()
         .expect("a C compiler");
     assert!(compiled.success());
+    program
+}
+
+#[test]
+fn a_program_in_c_counts_on_after_each_start() {
+    let place = tempfile::tempdir().expect("a directory");
+    let program = compile("counter", place.path());
     let mut count = 0;
     // Every tracking that needs nothing special of the kernel takes up what another left.
     for tracking in ["0", "2", "3", "5", "0"] {
@@ -38,4 +48,32 @@ fn a_program_in_c_counts_on_after_each_start() {
     }
     let refused = Command::new(&program).args(["/proc/nowhere", "1", "0"]).output().expect("it runs");
     assert!(!refused.status.success() && !refused.stderr.is_empty());
+}
+
+#[test]
+fn ranks_in_c_go_back_and_their_sum_is_right() {
+    const ROUNDS: u64 = 3000;
+    let place = tempfile::tempdir().expect("a directory");
+    let program = compile("sum", place.path());
+    let mut options = Options::new("sum", 3, program.clone());
+    options.args = vec![ROUNDS.to_string()];
+    options.every = Some(Duration::from_millis(10));
+    let pids = Mutex::new(Vec::new());
+    let store = Store::open(&place.path().join("store")).expect("a store");
+    let outcome = host::run(&store, &options, &mut |event| match event {
+        Event::Started { pids: started, .. } => *pids.lock().expect("nobody panics with it") = started,
+        // One rank is killed, with a checkpoint to go back to.
+        Event::Permanent(taken) if taken.ccn == 3 => {
+            let pid = pids.lock().expect("nobody panics with it")[1];
+            kill_process(Pid::from_raw(pid as i32).expect("a process"), Signal::KILL).expect("it is killed");
+        }
+        _ => {}
+    });
+    let outcome = outcome.expect("it comes to its end");
+    assert_eq!(outcome.rollbacks, 1, "{outcome:?}");
+    let sum = (1 + 2 + 3) * ROUNDS * (ROUNDS + 1) / 2;
+    assert_eq!(outcome.answers, vec![format!("the sum is {sum}"); 3]);
+    // Started by nobody.
+    let alone = Command::new(&program).arg("1").output().expect("it runs");
+    assert!(!alone.status.success() && !alone.stderr.is_empty());
 }

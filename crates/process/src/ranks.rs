@@ -34,4 +34,4 @@ pub use host::{Error, Event, Options, Outcome, Taken};
 pub use messages::{Messages, Wants};
 pub use mode::{Mode, Transport};
 pub use program::{Here, Layout, Next, Program, Ranks};
-pub use runtime::run;
+pub use runtime::{run, try_run};

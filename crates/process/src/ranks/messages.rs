@@ -40,7 +40,12 @@ impl Wants {
 
     /// A message with this tag from each of these ranks, in this order.
     pub fn each(from: impl IntoIterator<Item = usize>, tag: u32) -> Self {
-        Self(Kind::Each(from.into_iter().map(|from| (from, tag)).collect()))
+        Self::these(from.into_iter().map(|from| (from, tag)).collect())
+    }
+
+    /// Messages from these ranks with these tags, in this order.
+    pub fn these(wanted: Vec<(usize, u32)>) -> Self {
+        Self(Kind::Each(wanted))
     }
 
     /// A message with this tag from each rank, the own one among them: what a broadcast to all, a reduction and an all-to-all bring.
@@ -74,10 +79,14 @@ impl Messages {
         self.0[which].0
     }
 
+    /// The bytes of one of them.
+    pub fn bytes(&self, which: usize) -> &[u8] {
+        &self.0[which].1.bytes
+    }
+
     /// The values in one of them. Panics if they are of another size.
     pub fn values<T: Plain + Default + Clone>(&self, which: usize) -> Vec<T> {
-        let bytes = &self.0[which].1.bytes;
-        let mut values = vec![T::default(); bytes.len() / size_of::<T>()];
+        let mut values = vec![T::default(); self.bytes(which).len() / size_of::<T>()];
         self.fill(which, &mut values);
         values
     }

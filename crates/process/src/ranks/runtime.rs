@@ -36,7 +36,7 @@ const FEW: u64 = 64;
 
 /// The whole `main` of a program. `make` makes the program from memory that the layout gives out; it must not write to that memory, which may have come from a checkpoint.
 pub fn run<P: Program>(make: impl FnOnce(&mut Layout, Here) -> io::Result<P>) -> ExitCode {
-    match start(make) {
+    match try_run(make) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
@@ -45,7 +45,8 @@ pub fn run<P: Program>(make: impl FnOnce(&mut Layout, Here) -> io::Result<P>) ->
     }
 }
 
-fn start<P: Program>(make: impl FnOnce(&mut Layout, Here) -> io::Result<P>) -> io::Result<()> {
+/// The same for whoever says himself what went wrong. It returns when all ranks are done.
+pub fn try_run<P: Program>(make: impl FnOnce(&mut Layout, Here) -> io::Result<P>) -> io::Result<()> {
     let joined = Joined::join()?;
     let here = joined.here;
     let mut layout = Layout(joined.pieces);
