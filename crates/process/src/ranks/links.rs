@@ -1,11 +1,18 @@
 //! Sockets of ranks: Unix or TCP.
 
 use super::mode::Transport;
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::Errno,
+};
 use std::{
     fmt, io,
     io::{Read, Write},
     net::{TcpListener, TcpStream},
-    os::unix::net::{UnixListener, UnixStream},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::{UnixListener, UnixStream},
+    },
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -82,6 +89,15 @@ impl Stream {
     }
 }
 
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(stream) => stream.as_fd(),
+            Self::Tcp(stream) => stream.as_fd(),
+        }
+    }
+}
+
 impl Read for Stream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
@@ -137,11 +153,67 @@ impl Listener {
         }
     }
 
+    /// Waits until somebody connects, as long as there is somebody at the other end of `wanted`.
+    pub fn accept_while(&self, wanted: &Stream) -> io::Result<Stream> {
+        loop {
+            let mut events = [PollFd::new(self, PollFlags::IN), PollFd::new(wanted, PollFlags::RDHUP)];
+            match poll(&mut events, None) {
+                Err(Errno::INTR) => continue,
+                polled => polled?,
+            };
+            if !events[0].revents().is_empty() {
+                return self.accept();
+            }
+            if !events[1].revents().is_empty() {
+                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the coordinator is gone"));
+            }
+        }
+    }
+
     /// Does not wait in `accept` for who comes.
     pub fn set_nonblocking(&self) -> io::Result<()> {
         match self {
             Self::Unix(listener, _) => listener.set_nonblocking(true),
             Self::Tcp(listener) => listener.set_nonblocking(true),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(listener, _) => listener.as_fd(),
+            Self::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{thread, time::Duration};
+
+    /// Ranks that wait for one another end with their coordinator.
+    #[test]
+    fn nobody_waits_for_who_will_not_come() {
+        let directory = tempfile::tempdir().unwrap();
+        for transport in [Transport::Unix, Transport::Tcp] {
+            let listener = Listener::new(transport, directory.path(), "rank-0").unwrap();
+            let coordinator = Listener::new(transport, directory.path(), "coordinator").unwrap();
+            let control = Stream::connect(&coordinator.address().unwrap()).unwrap();
+            let mut other_end = coordinator.accept().unwrap();
+            // What it says meanwhile is read later.
+            other_end.write_all(b"a word").unwrap();
+            let address = listener.address().unwrap();
+            let peer = thread::spawn(move || Stream::connect(&address).unwrap());
+            listener.accept_while(&control).unwrap();
+            peer.join().unwrap();
+            let dies = thread::spawn(move || {
+                thread::sleep(Duration::from_millis(50));
+                drop(other_end);
+            });
+            assert_eq!(listener.accept_while(&control).unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+            dies.join().unwrap();
         }
     }
 }

@@ -142,7 +142,7 @@ impl Joined {
                 _ => return Err(invalid("what the coordinator says")),
             }
         };
-        let links = meet(here, token, &listener, &addresses)?;
+        let links = meet(here, token, &control, &listener, &addresses)?;
         Ok(Self { here, mode, memory, pieces, control, links, restored })
     }
 }
@@ -164,8 +164,8 @@ pub(super) fn parse_token(text: &str) -> Option<Token> {
     Some(token)
 }
 
-/// Connects to those before, and is connected to by those after.
-fn meet(here: Here, token: Token, listener: &Listener, addresses: &[String]) -> io::Result<Vec<Option<Stream>>> {
+/// Connects to those before, and is connected to by those after; not without a coordinator.
+fn meet(here: Here, token: Token, control: &Stream, listener: &Listener, addresses: &[String]) -> io::Result<Vec<Option<Stream>>> {
     let mut links: Vec<Option<Stream>> = (0..here.ranks).map(|_| None).collect();
     for (peer, address) in addresses.iter().enumerate().take(here.rank) {
         let mut link = Stream::connect(&address.parse()?)?;
@@ -174,7 +174,7 @@ fn meet(here: Here, token: Token, listener: &Listener, addresses: &[String]) -> 
     }
     let mut missing = here.ranks - here.rank - 1;
     while missing > 0 {
-        let mut link = listener.accept()?;
+        let mut link = listener.accept_while(control)?;
         // Whoever else connects says something else or nothing, and must not hold us up.
         link.set_read_timeout(Some(Duration::from_secs(5)))?;
         let Ok(greeting) = Greeting::read(&mut link) else { continue };
