@@ -427,9 +427,9 @@ fn freed(_: &[&Load], report: &mut Report) {
         table.rows.push([vec![name.to_owned()], [deltas[0], deltas[1], grown].map(cell).to_vec()].concat());
         left.push(deltas);
     }
-    let [added, after] = left[0];
-    let verdict = ("at most 10 % of what make added", after <= added / 10.0);
-    report.mark("make clean: the disk differs by", after, "MiB", Some(("every block kept", left[1][1])), verdict);
+    let [after, kept] = [left[0][1], left[1][1]];
+    let verdict = ("at most 10 % of that (the paper: 7 %)", after <= kept / 10.0);
+    report.mark("make, then make clean: the disk differs by", after, "MiB", Some(("every block kept", kept)), verdict);
     report.tables.push(table);
 }
 
