@@ -17,7 +17,7 @@ use crate::{
     rebuild, refs,
     table::{self, Nodes as _},
 };
-use fermata_types::{BlobName, CheckpointId, ImageId, NodeName, PAGE_SIZE, PackId, PageName, PageNumber, Root};
+use fermata_types::{BlobName, CheckpointId, ImageId, NodeName, PAGE_SIZE, PackId, PageName, PageNumber, Root, id::hex};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -353,7 +353,7 @@ impl Verification<'_> {
                     Ok(seen < ENTRIES)
                 })?;
                 for key in broken {
-                    let name = key.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+                    let name = hex(key.as_slice());
                     let at =
                         self.add(index.path(), None, format!("{} {name}", label(kind)), "its entry is no location".into(), Remedy::Rebuild);
                     if let Ok(name) = <[u8; 32]>::try_from(key.as_slice()) {

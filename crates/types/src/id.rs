@@ -90,7 +90,13 @@ id!(
     /// One machine of one run. Guests see it as their VM generation id.
     MachineId, 16, "machine id");
 
-fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+/// Bytes as hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// So many bytes, each as two hexadecimal digits; none if the text is anything else.
+pub fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let text = text.as_bytes();
     let mut bytes = [0; N];
     if text.len() != 2 * N {

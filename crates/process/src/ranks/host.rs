@@ -14,7 +14,7 @@ use super::{
 use fermata_checkpoint::consistent::{Ccn, Coordinator, Order, Tell, Whole};
 use fermata_linux::{clock::Stopwatch, random};
 use fermata_store::Store;
-use fermata_types::CheckpointId;
+use fermata_types::{CheckpointId, id::hex};
 use serde::Serialize;
 use std::{
     io,
@@ -518,7 +518,7 @@ impl Current {
 
 fn start(options: &Options, listener: &Listener, token: &Token) -> Result<Children, Error> {
     let address = listener.address().map_err(failed("listen for the ranks"))?.to_string();
-    let token: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
+    let token = hex(token);
     let mut children = Children(Vec::with_capacity(options.ranks));
     for rank in 0..options.ranks {
         let mut command = Command::new(&options.program);

@@ -11,6 +11,7 @@ use super::{
 };
 use fermata_checkpoint::consistent::{Answer, Ccn, Cut, Member, Rank, Tell};
 use fermata_linux::{OwnMemory, clock::Stopwatch, own_memory::Pieces};
+use fermata_types::id::parse_hex;
 use std::{
     env, io,
     path::Path,
@@ -121,7 +122,7 @@ impl Joined {
         let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{what} is not as `fermata run-ranks` sets it"));
         let address: Address = address.parse()?;
         let rank: u32 = rank.parse().map_err(|_| invalid(RANK))?;
-        let token = parse_token(&token).ok_or_else(|| invalid(TOKEN))?;
+        let token: Token = parse_hex(&token).ok_or_else(|| invalid(TOKEN))?;
         let mut control = Stream::connect(&address)?;
         let listener = match &address {
             Address::Unix(path) => Listener::new(Transport::Unix, path.parent().unwrap_or(Path::new("/")), &format!("rank-{rank}"))?,
@@ -151,17 +152,6 @@ fn variable(name: &str) -> io::Result<String> {
     env::var(name).map_err(|_| {
         io::Error::other("this is a program of ranks: start it with `fermata run-ranks -n RANKS PROGRAM`, which checkpoints it and takes it back when a rank dies")
     })
-}
-
-pub(super) fn parse_token(text: &str) -> Option<Token> {
-    let mut token = Token::default();
-    if text.len() != token.len() * 2 || !text.is_ascii() {
-        return None;
-    }
-    for (at, byte) in token.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
-    }
-    Some(token)
 }
 
 /// Connects to those before, and is connected to by those after; not without a coordinator.

@@ -2,7 +2,7 @@
 
 use super::{Remote, damaged, get, list, place};
 use crate::{Error, Result};
-use fermata_types::PackId;
+use fermata_types::{PackId, id::hex};
 use std::{
     collections::{BTreeSet, HashSet},
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
@@ -118,8 +118,7 @@ fn text(beats: u64) -> Vec<u8> {
 
 /// A name that nobody else has.
 pub(super) fn unique(remote: &dyn Remote) -> Result<String> {
-    let bytes = remote.unique().map_err(Error::io("find a name at", &place(remote, "")))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    remote.unique().map(|bytes| hex(&bytes)).map_err(Error::io("find a name at", &place(remote, "")))
 }
 
 /// The pushes under way: what each said last.
