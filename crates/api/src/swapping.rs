@@ -7,7 +7,7 @@ use crate::{
     Service as _,
     convert::{self, problem},
     keeping, local, paths,
-    remotes::{self, CopyRequest, Outcome, RemoteEntry},
+    remotes::{self, CopyRequest, Outcome, RemoteEntry, write_json},
     values::{
         Activity, CheckpointRequest, CollectOptions, DownRequest, Experiment, ExperimentState, GotoRequest, MachineState, Problem, Run,
         RunRequest, SwapOutcome, SwapRound, SwappedIn, SwappedMachine, SwappedOut,
@@ -113,15 +113,8 @@ fn read_record(path: &Path) -> Result<SwappedOut, Problem> {
 fn write_record(store: &Path, swapped: &SwappedOut) -> Result<(), Problem> {
     let path = record_path(store, &swapped.experiment);
     let directory = path.parent().expect("it lies in the store");
-    let written = || -> io::Result<()> {
-        fs::create_dir_all(directory)?;
-        let mut file = tempfile::NamedTempFile::new_in(directory)?;
-        serde_json::to_writer_pretty(&mut file, swapped)?;
-        file.as_file().sync_all()?;
-        file.persist(&path)?;
-        fs::File::open(directory)?.sync_all()
-    };
-    written().map_err(|error| Problem::new(format!("cannot write {}: {error}", path.display())))
+    fs::create_dir_all(directory).map_err(|error| Problem::new(format!("cannot write {}: {error}", path.display())))?;
+    write_json(&path, swapped)
 }
 
 /// Forgets that an experiment was swapped out, for it is not any longer.
