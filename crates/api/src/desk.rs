@@ -11,8 +11,8 @@ use crate::{
         RunRequest,
     },
 };
-use fermata_experiment::{Asked, Body, MachineBody, Run, Status};
-use fermata_timeline::{Fork, Instant, Keeper, Way, history};
+use fermata_experiment::{Asked, Body, Journey, MachineBody, Run, Status};
+use fermata_timeline::{Fork, Instant, Keeper, history};
 use std::{
     fs,
     sync::{Arc, mpsc},
@@ -96,7 +96,10 @@ impl Service for Desk {
     fn goto(&self, request: GotoRequest, wanted: &dyn Fn() -> bool) -> Result<Resumed, Problem> {
         let GotoRequest { to, run, eager, paused, when, go_on, perturbation } = request;
         let went = match when {
-            None => self.keeper.goto_by(&to, run.as_deref(), Way { eager, paused, perturbation }).map(convert::resumed),
+            None => {
+                let how = Journey { eager, paused, perturbation, ..Journey::default() };
+                self.keeper.goto(&to, run.as_deref(), how).map(convert::resumed)
+            }
             Some(when) => {
                 let instant = Instant { when: convert::when(when), line: Some(to).filter(|to| !to.is_empty()), go_on, perturbation };
                 let went = self.keeper.goto_instant(&instant, run.as_deref(), eager, wanted);

@@ -15,10 +15,10 @@ use crate::{
     swapping,
     values::{Activity, Ended, Experiment, ExperimentState, GotoRequest, Problem, Reached, Resumed, When},
 };
-use fermata_experiment::Host;
+use fermata_experiment::{Host, Journey};
 use fermata_linux::lock::FileLock;
 use fermata_store::Store;
-use fermata_timeline::{Keeper, SwapIn, Way, history};
+use fermata_timeline::{Keeper, SwapIn, history};
 use fermata_types::{CheckpointId, PageNumber, VirtualTime};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -355,7 +355,10 @@ fn begin(run_dir: &Path, over: mpsc::Sender<()>) -> Result<Begun, Problem> {
             .store()
             .resolve(&goto.to, None)
             .map_err(Into::into)
-            .and_then(|id| keeper.revive_by(id, Way { eager: goto.eager, paused: goto.paused, perturbation: goto.perturbation }))
+            .and_then(|id| {
+                let how = Journey { eager: goto.eager, paused: goto.paused, perturbation: goto.perturbation, ..Journey::default() };
+                keeper.revive(id, how)
+            })
             .map(Some),
     };
     let resumed = match resumed {

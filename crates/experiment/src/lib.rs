@@ -61,6 +61,6 @@ pub use host::{Host, remembered_working_set};
 pub use images::{find_image, images_of, open_own_images};
 pub use machine_body::MachineBody;
 pub use network::network_at;
-pub use run::{Arrival, Asked, Journey, Run, Standing, When, fits, spare, spare_like, travel, travel_perturbed};
+pub use run::{Arrival, Asked, Journey, Run, Standing, When, fits, spare, spare_like, travel};
 pub use spec::Spec;
 pub use stills::{ImageFormat, Stills};

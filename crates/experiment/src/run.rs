@@ -104,7 +104,7 @@ pub enum When {
 }
 
 /// How to come to a checkpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Journey {
     /// Load everything before the guest runs.
     pub eager: bool,
@@ -112,6 +112,8 @@ pub struct Journey {
     pub paused: bool,
     /// Tell the guest that it is another one.
     pub fresh_randomness: bool,
+    /// Have the links do otherwise than they did; none: as they did.
+    pub perturbation: Option<Perturbation>,
 }
 
 /// A body that stands at a checkpoint, running unless it was to be paused.
@@ -596,26 +598,14 @@ pub fn fits(body: &Body, id: &CheckpointId, record: &Record) -> bool {
 
 /// Puts a checkpoint into a spare body and lets it run. The run that it begins or joins will grow `branch`.
 pub fn travel(host: &Arc<Host>, spare: Body, id: &CheckpointId, record: &Record, branch: &str, how: Journey) -> Result<Arrival> {
-    travel_perturbed(host, spare, id, record, branch, how, None)
-}
-
-/// The same with links that do otherwise, if a perturbation says so; else all is as it was.
-pub fn travel_perturbed(
-    host: &Arc<Host>,
-    spare: Body,
-    id: &CheckpointId,
-    record: &Record,
-    branch: &str,
-    how: Journey,
-    perturbation: Option<Perturbation>,
-) -> Result<Arrival> {
+    let Journey { eager, paused, fresh_randomness, perturbation } = how;
     if perturbation.is_some_and(|perturbation| !perturbation.is_valid()) {
         return Err(Error::Refused("a perturbation varies timing, order or luck, by 10 s at most".into()));
     }
     spare.keep(host.store().hold(id)?);
-    let state = Return { host, id, record, eager: how.eager, fresh_randomness: how.fresh_randomness, perturbation };
+    let state = Return { host, id, record, eager, fresh_randomness, perturbation };
     let (parts, details) = spare.restore(&state)?;
-    if !how.paused {
+    if !paused {
         spare.depart(&details)?;
     }
     let machines = details.iter().map(|details| (details.config.name.clone(), details.id)).collect();

@@ -1,5 +1,6 @@
 //! Whether checkpoint, goto, fork and log take longer when there are 50, 1,000, 5,000 checkpoints already, in a tree with branches.
 
+use fermata_experiment::Journey;
 use fermata_linux::clock::Stopwatch;
 use fermata_testkit::{
     Bench, cli, guests,
@@ -93,7 +94,7 @@ fn level(keeper: &Arc<Keeper>, taken: &mut usize, depth: usize) -> Level {
             keeper.checkpoint(None, None).expect("a checkpoint")
         });
         if *taken < depth {
-            keeper.goto(BRANCH_BACK, None, false, false).expect("a journey");
+            keeper.goto(BRANCH_BACK, None, Journey::default()).expect("a journey");
         }
     }
     let mut level =
@@ -109,7 +110,7 @@ fn level(keeper: &Arc<Keeper>, taken: &mut usize, depth: usize) -> Level {
     let head = keeper.run(None).expect("a run").standing().head.expect("there are checkpoints");
     for _ in 0..measured {
         await_spare(keeper);
-        level.gotos.push(keeper.goto(&head.to_string(), None, false, false).expect("a journey").took.as_secs_f64() * 1e3);
+        level.gotos.push(keeper.goto(&head.to_string(), None, Journey::default()).expect("a journey").took.as_secs_f64() * 1e3);
         // So that the guest is at work, and what it left is buried, when the next journey begins.
         counter(keeper).after(None);
     }

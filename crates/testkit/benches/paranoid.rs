@@ -2,7 +2,7 @@
 //!
 //! Needs guests: space
 
-use fermata_experiment::{Asked, Status};
+use fermata_experiment::{Asked, Journey, Status};
 use fermata_testkit::{
     Bench, Random,
     bench::{await_console, console},
@@ -74,7 +74,7 @@ fn look(load: &str, keys: &str, chance: &mut Random) -> Seen {
         seen.pages += record.cost.parts["m1"].mapped;
         if chance.below(PER_JOURNEY) == 0 {
             let target = taken[chance.below(taken.len() as u64) as usize];
-            keeper.goto(&target.to_string(), None, false, false).expect("a journey");
+            keeper.goto(&target.to_string(), None, Journey::default()).expect("a journey");
             seen.journeys += 1;
         }
     }

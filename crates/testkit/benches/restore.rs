@@ -181,7 +181,7 @@ fn eager(bench: &Bench, id: &CheckpointId, record: &Record, cold: bool) -> f64 {
         drop_page_cache();
     }
     let begin = monotonic();
-    let how = Journey { eager: true, paused: true, fresh_randomness: false };
+    let how = Journey { eager: true, paused: true, fresh_randomness: false, perturbation: None };
     let arrival = travel(&bench.host, body, id, record, "back", how).expect("a journey");
     let took = monotonic() - begin;
     drop(arrival);
@@ -210,7 +210,7 @@ fn ours(mib: u32, rounds: usize) -> Ways {
         // What the journey before left is being buried.
         thread::sleep(Duration::from_secs(1));
         let begin = monotonic();
-        let resumed = keeper.goto(&id.to_string(), None, false, false).expect("a journey");
+        let resumed = keeper.goto(&id.to_string(), None, Journey::default()).expect("a journey");
         assert!(resumed.warm, "a spare process stood ready");
         ways.warm.add(resumed.took, full_speed(&console(&keeper), 0, usual) - begin);
     }
@@ -237,7 +237,7 @@ fn cold_by_itself(arguments: &[String]) {
     let store = fermata_store::Store::open(Path::new(store)).expect("the store");
     let host = fermata_experiment::Host::new(store, run_dir.into()).expect("a host");
     let keeper = Keeper::new(host, guests::spec(&spec(mib.parse().expect("a size"))));
-    keeper.revive(id.parse().expect("an id"), false, false).expect("it comes back");
+    keeper.revive(id.parse().expect("an id"), Journey::default()).expect("it comes back");
     let first = monotonic() - begin;
     let full = full_speed(&console(&keeper), 0, usual.parse().expect("a rate")) - begin;
     println!("{}", json!({"first": first.as_secs_f64(), "full": full.as_secs_f64()}));

@@ -237,7 +237,7 @@ fn savevm(rival: &mut Rival) -> (Duration, f64, Duration) {
 fn eager_restore(bench: &Bench, taken: &Taken) -> Duration {
     let body = spare(&bench.host, &taken.id, &taken.record, &mut |_, _| {}).expect("a spare machine");
     let watch = Stopwatch::start();
-    let how = Journey { eager: true, paused: true, fresh_randomness: false };
+    let how = Journey { eager: true, paused: true, fresh_randomness: false, perturbation: None };
     let arrival = travel(&bench.host, body, &taken.id, &taken.record, "again", how).expect("a journey");
     let took = watch.elapsed();
     drop(arrival);

@@ -5,7 +5,7 @@ use crate::{
     spares::Spares,
     tally::{Kind, Tally},
 };
-use fermata_experiment::{Arrival, Asked, Body, GLANCE, Host, Journey, Run, Spec, Status, fits, spare, travel_perturbed};
+use fermata_experiment::{Arrival, Asked, Body, GLANCE, Host, Journey, Run, Spec, Status, fits, spare, travel};
 use fermata_linux::clock::{Stopwatch, wall_ns};
 use fermata_store::{Keep, Progress, Record};
 use fermata_types::{CheckpointId, Perturbation, VirtualTime};
@@ -61,17 +61,6 @@ pub struct Resumed {
     /// Whether a spare process stood ready.
     pub warm: bool,
     /// What its links do otherwise than they did, if anything.
-    pub perturbation: Option<Perturbation>,
-}
-
-/// How a run comes to a checkpoint.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Way {
-    /// Load everything before the guest runs.
-    pub eager: bool,
-    /// Leave it paused.
-    pub paused: bool,
-    /// Have the links do otherwise than they did; none: as they did.
     pub perturbation: Option<Perturbation>,
 }
 
@@ -149,21 +138,16 @@ impl Keeper {
     }
 
     /// Brings back the experiment's first run from a checkpoint instead, and starts the clock.
-    pub fn revive(self: &Arc<Self>, id: CheckpointId, eager: bool, paused: bool) -> Result<Resumed> {
-        self.revive_by(id, Way { eager, paused, perturbation: None })
+    pub fn revive(self: &Arc<Self>, id: CheckpointId, how: Journey) -> Result<Resumed> {
+        self.counted(Kind::Revive, self.revive_to(id, how))
     }
 
-    /// The same in any way.
-    pub fn revive_by(self: &Arc<Self>, id: CheckpointId, way: Way) -> Result<Resumed> {
-        self.counted(Kind::Revive, self.revive_to(id, way))
-    }
-
-    fn revive_to(self: &Arc<Self>, id: CheckpointId, way: Way) -> Result<Resumed> {
+    fn revive_to(self: &Arc<Self>, id: CheckpointId, how: Journey) -> Result<Resumed> {
         let watch = Stopwatch::start();
         let _one_at_a_time = self.set_out()?;
         let record = self.record(&id)?;
         let branch = self.branch_from(&record.branch, &id, &[])?;
-        let (arrival, warm) = self.arrive(&id, &record, &branch, (way, false), None)?;
+        let (arrival, warm) = self.arrive(&id, &record, &branch, how, None)?;
         let time_virtual = arrival.time_virtual;
         let took = watch.elapsed();
         let run = Run::begin(self.host.clone(), &self.spec, FIRST_RUN, arrival, false)?;
@@ -294,16 +278,11 @@ impl Keeper {
     }
 
     /// Takes a run to a checkpoint. If that fails the run goes on where it was.
-    pub fn goto(&self, to: &str, run: Option<&str>, eager: bool, paused: bool) -> Result<Resumed> {
-        self.goto_by(to, run, Way { eager, paused, perturbation: None })
+    pub fn goto(&self, to: &str, run: Option<&str>, how: Journey) -> Result<Resumed> {
+        self.counted(Kind::Goto, self.go(to, run, how))
     }
 
-    /// The same in any way.
-    pub fn goto_by(&self, to: &str, run: Option<&str>, way: Way) -> Result<Resumed> {
-        self.counted(Kind::Goto, self.go(to, run, way))
-    }
-
-    fn go(&self, to: &str, run: Option<&str>, way: Way) -> Result<Resumed> {
+    fn go(&self, to: &str, run: Option<&str>, how: Journey) -> Result<Resumed> {
         let watch = Stopwatch::start();
         let _one_at_a_time = self.set_out()?;
         let run = self.run(run)?;
@@ -312,7 +291,7 @@ impl Keeper {
         let was_running = before.glance().contains(&Status::Running);
         // Nobody will miss what it would still do; its processor is needed.
         let _ = before.pause_within(GLANCE);
-        let (arrival, warm) = match self.arrive(&id, &record, &record.branch, (way, false), Some(&before)) {
+        let (arrival, warm) = match self.arrive(&id, &record, &record.branch, how, Some(&before)) {
             Ok(arrived) => arrived,
             Err(error) => {
                 if was_running {
@@ -352,8 +331,9 @@ impl Keeper {
             }
         };
         let name = self.fork_name(fork.name)?;
-        let way = Way { eager: fork.eager, paused: fork.paused, perturbation: fork.perturbation };
-        let (arrival, warm) = self.arrive(&id, &record, &name, (way, !fork.same_randomness), None)?;
+        let Fork { eager, paused, same_randomness, perturbation, .. } = fork;
+        let how = Journey { eager, paused, fresh_randomness: !same_randomness, perturbation };
+        let (arrival, warm) = self.arrive(&id, &record, &name, how, None)?;
         let time_virtual = arrival.time_virtual;
         let took = watch.elapsed();
         let run = Run::begin(self.host.clone(), &self.spec, &name, arrival, true)?;
@@ -382,16 +362,8 @@ impl Keeper {
         Ok(record)
     }
 
-    /// A body at the checkpoint, on this way and with fresh randomness or not: the spare one if it fits, else one that is started now. Captures of the body that it is to
-    /// replace go on in it.
-    fn arrive(
-        &self,
-        id: &CheckpointId,
-        record: &Record,
-        branch: &str,
-        (way, fresh_randomness): (Way, bool),
-        from: Option<&Body>,
-    ) -> Result<(Arrival, bool)> {
+    /// A body at the checkpoint: the spare one if it fits, else one that is started now. Captures of the body that it is to replace go on in it.
+    fn arrive(&self, id: &CheckpointId, record: &Record, branch: &str, how: Journey, from: Option<&Body>) -> Result<(Arrival, bool)> {
         // A process that waits may die like any other.
         let ready = self.spares.take(|body| fits(body, id, record) && body.glance().iter().all(|status| *status == Status::Paused));
         let warm = ready.is_some();
@@ -402,8 +374,7 @@ impl Keeper {
         if let (Some(fabric), Some(left)) = (body.fabric(), from.and_then(Body::fabric)) {
             fabric.share_captures(left);
         }
-        let how = Journey { eager: way.eager, paused: way.paused, fresh_randomness };
-        let arrival = travel_perturbed(&self.host, body, id, record, branch, how, way.perturbation);
+        let arrival = travel(&self.host, body, id, record, branch, how);
         self.report("", Progress::default());
         Ok((arrival?, warm))
     }

@@ -17,4 +17,4 @@ pub mod tally;
 
 pub use error::{Error, Result};
 pub use history::{Change, Entry};
-pub use keeper::{Activity, FIRST_RUN, Fork, Instant, Keeper, Reached, Resumed, SwapIn, Way};
+pub use keeper::{Activity, FIRST_RUN, Fork, Instant, Keeper, Reached, Resumed, SwapIn};

@@ -16,8 +16,8 @@ use std::{fs, os::unix::fs::MetadataExt, time::Duration};
 /// Where the guest with that kernel is.
 const NEWER: &str = "linux-6.12/";
 const BOOT: Duration = Duration::from_secs(120);
-const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false };
-const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false };
+const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false, perturbation: None };
+const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false, perturbation: None };
 /// Looks at the content of all that would be taken as known to equal a block.
 const PARANOID: Asked = Asked { message: None, paranoid: true, when: None, in_turn: false };
 

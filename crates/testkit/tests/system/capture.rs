@@ -7,8 +7,8 @@ use fermata_types::{CheckpointId, Root, ZERO_PAGE};
 use std::time::Duration;
 
 const BOOT: Duration = Duration::from_secs(90);
-const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false };
-const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false };
+const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false, perturbation: None };
+const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false, perturbation: None };
 
 /// Checkpoints of a guest that writes to memory and disk, and of a copy of it that was restored while its pages were still coming.
 fn comes_back(name: &str, keys: &str) {

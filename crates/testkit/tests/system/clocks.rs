@@ -58,7 +58,7 @@ fn no_clock_of_the_guest_shows_pauses_or_journeys() {
 
     // A journey into the past: the guest's clocks go on from there, and not from where the host's are.
     let (id, record) = &times[0];
-    let back = bench.arrive("back", id, record, Journey { eager: false, paused: false, fresh_randomness: false });
+    let back = bench.arrive("back", id, record, Journey { eager: false, paused: false, fresh_randomness: false, perturbation: None });
     await_console(&back.body(), BOOT, |text| (rounds(text) >= 4).then_some(()));
     assert!(look(&back.body()) >= 4);
 }

@@ -18,7 +18,7 @@ fn it_boots_from_its_own_disk_and_a_database_goes_back_in_time() {
     sh(&run, "systemctl start redis-server; redis-cli set instrument lute");
     let (id, record) = run.checkpoint(None).expect("a checkpoint");
     sh(&run, "redis-cli set instrument drum; redis-cli save; sync");
-    let back = bench.arrive("back", &id, &record, Journey { eager: false, paused: false, fresh_randomness: false });
+    let back = bench.arrive("back", &id, &record, Journey { eager: false, paused: false, fresh_randomness: false, perturbation: None });
     assert_eq!(sh(&back, "redis-cli get instrument"), "lute");
     assert_eq!(sh(&run, "redis-cli get instrument"), "drum");
     // Both go on, and what they write lands on disks of their own.
@@ -42,7 +42,7 @@ fn a_compilation_goes_on_across_checkpoints_and_its_result_is_the_same() {
     }
     let ((id, record), original) = last.expect("there was one");
     let original = original.expect("the last pause was seen");
-    let back = bench.arrive("back", &id, &record, Journey { eager: true, paused: true, fresh_randomness: false });
+    let back = bench.arrive("back", &id, &record, Journey { eager: true, paused: true, fresh_randomness: false, perturbation: None });
     let differences = original.differences(&Snapshot::of(&back.body()));
     assert!(differences.is_empty(), "{differences:?}");
     // The machine that was never moved ends its run here; the one that came back finishes the work.

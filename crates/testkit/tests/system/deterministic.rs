@@ -45,7 +45,8 @@ fn checkpoints_and_a_restore_leave_no_trace() {
         }
     }
     let (id, record) = middle.expect("there was a middle");
-    let restored = bench.arrive("restored", &id, &record, Journey { eager: false, paused: false, fresh_randomness: false });
+    let restored =
+        bench.arrive("restored", &id, &record, Journey { eager: false, paused: false, fresh_randomness: false, perturbation: None });
     let (reference, run, restored) = (end(&reference), end(&run), end(&restored));
     // The devices' states tell which process it was; RAM is the guest's.
     assert_eq!(differing(&reference.ram, &run.ram), Vec::<usize>::new(), "pages differ after {checkpoints} checkpoints");

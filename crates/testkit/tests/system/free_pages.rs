@@ -13,8 +13,8 @@ use serde_json::Value;
 use std::time::Duration;
 
 const BOOT: Duration = Duration::from_secs(120);
-const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false };
-const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false };
+const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false, perturbation: None };
+const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false, perturbation: None };
 /// Pages of the file that is written and removed.
 const FILE_PAGES: u64 = 12_288;
 const INSTANTS: usize = 5;

@@ -10,7 +10,7 @@ use fermata_types::PageCounts;
 use std::time::Duration;
 
 const WAIT: Duration = Duration::from_secs(90);
-const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false };
+const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false, perturbation: None };
 const BIG_MIB: u64 = 100;
 const BLOCKS_PER_MIB: u64 = 256;
 

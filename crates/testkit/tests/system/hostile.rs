@@ -1,7 +1,7 @@
 //! A guest that takes its disk and its network interface away from its kernel and drives both with nonsense: QEMU, the servers and checkpoints live on, each device
 //! serves after each reset, and the guests beside it, at the same switch, notice nothing.
 
-use fermata_experiment::{Body, Status};
+use fermata_experiment::{Body, Journey, Status};
 use fermata_net::{Block, Capture, Mac, Packet, Recorded, Way, World, pcapng};
 use fermata_testkit::{
     Bench,
@@ -151,7 +151,9 @@ fn a_guest_that_drives_its_devices_with_nonsense_harms_nobody() {
             }
             listener.join().expect("nothing is missing");
         });
-        keeper.goto(&ids[ids.len() / 2 - 1].to_string(), None, false, false).unwrap_or_else(|error| panic!("journey {journey}: {error}"));
+        keeper
+            .goto(&ids[ids.len() / 2 - 1].to_string(), None, Journey::default())
+            .unwrap_or_else(|error| panic!("journey {journey}: {error}"));
         await_well(&run.body());
     }
     assert!(run.body().machines().iter().all(|machine| machine.machine().status() == Status::Running));

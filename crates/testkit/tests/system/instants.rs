@@ -9,8 +9,8 @@ use fermata_testkit::{
 use std::time::Duration;
 
 const BOOT: Duration = Duration::from_secs(90);
-const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false };
-const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false };
+const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false, perturbation: None };
+const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false, perturbation: None };
 
 fn under_load(name: &str, more: &str) -> Bench {
     let disk = guests::file("tiny-disk.raw");

@@ -6,8 +6,8 @@ use fermata_linux::{clock::Stopwatch, probe};
 use fermata_testkit::{Bench, Snapshot, oracle::differing};
 use std::{fs, path::Path, time::Duration};
 
-const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false };
-const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false };
+const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false, perturbation: None };
+const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false, perturbation: None };
 
 /// Where the guest is loaded, and where it writes: 16 MiB from 2 MiB on.
 const LOADED_AT: u32 = 0x10_0000;

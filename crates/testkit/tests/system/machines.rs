@@ -13,7 +13,7 @@ use fermata_vm::MachineDetails;
 use std::{process::Command, thread, time::Duration};
 
 const BOOT: Duration = Duration::from_secs(90);
-const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false };
+const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false, perturbation: None };
 /// So much later than it was told to does a machine stop.
 const LATE: Duration = Duration::from_millis(10);
 
@@ -169,7 +169,7 @@ fn one_that_dies_or_hangs_is_named_and_the_others_run_on() {
     });
     assert!(error.contains("b could not prepare") && error.contains("does not answer"), "{error}");
     // Nor does a journey wait for it.
-    keeper.goto(&id.to_string(), None, false, false).expect("all come back");
+    keeper.goto(&id.to_string(), None, Journey::default()).expect("all come back");
     assert_eq!(statuses(&run), [Status::Running, Status::Running, Status::Running]);
     await_work(&run.body());
     let b = pid(&run);
@@ -206,7 +206,7 @@ fn one_that_dies_or_hangs_is_named_and_the_others_run_on() {
     assert!(matches!(after.as_slice(), [Status::Running, Status::Gone(_), Status::Running]), "{after:?}");
     let error = run.checkpoint(None).expect_err("b is gone").to_string();
     assert!(error.contains("b could not prepare") && error.contains("fermata goto"), "{error}");
-    keeper.goto(&id.to_string(), None, false, false).expect("all come back");
+    keeper.goto(&id.to_string(), None, Journey::default()).expect("all come back");
     assert_eq!(statuses(&run), [Status::Running, Status::Running, Status::Running]);
     await_work(&run.body());
     run.checkpoint(None).expect("a checkpoint");

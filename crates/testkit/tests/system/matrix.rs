@@ -18,8 +18,8 @@ use std::{env, path::PathBuf, process::Command, time::Duration};
 
 /// Other work may keep the host busy.
 const BOOT: Duration = Duration::from_secs(240);
-const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false };
-const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false };
+const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false, perturbation: None };
+const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false, perturbation: None };
 
 /// The variable that hands a row to the process that does it.
 const ROW: &str = "FERMATA_TEST_ROW";

@@ -1,7 +1,7 @@
 //! Two machines and a cable of 10 ms between them, always with frames on it: no checkpoint, no `goto` and no fork loses one, repeats one, or lets one come early.
 //! The guests number what they send, and know what must come next.
 
-use fermata_experiment::{Body, Machine, Status};
+use fermata_experiment::{Body, Journey, Machine, Status};
 use fermata_linux::clock::Stopwatch;
 use fermata_net::{InterfaceId, NetworkDetails};
 use fermata_store::Record;
@@ -95,7 +95,7 @@ fn no_checkpoint_and_no_journey_loses_or_repeats_a_frame() {
     println!("{flying} frames on the cable at one moment, counted from both ends");
     await_more(&run.body(), 300);
     for journey in 0..JOURNEYS {
-        keeper.goto(&ids[(journey * 7) % ids.len()].to_string(), None, false, false).expect("a journey");
+        keeper.goto(&ids[(journey * 7) % ids.len()].to_string(), None, Journey::default()).expect("a journey");
         let back = await_more(&run.body(), 300);
         let [sent, _, least] = said(&console_of(sender(&run.body()))).expect("it was seen");
         println!("after journey {journey}: sent {sent}, back {back}, the fastest in {least} us");
@@ -112,7 +112,7 @@ fn no_checkpoint_and_no_journey_loses_or_repeats_a_frame() {
     assert!(run.body().machines().iter().all(|of| of.machine().status() == Status::Paused));
     run.resume().expect("it goes on");
     await_more(&run.body(), 300);
-    keeper.goto(&id.to_string(), None, false, false).expect("a journey");
+    keeper.goto(&id.to_string(), None, Journey::default()).expect("a journey");
     await_more(&run.body(), 300);
     keeper.down(None).expect("it ends");
 }

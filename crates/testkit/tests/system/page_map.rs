@@ -77,7 +77,7 @@ fn checked_under_load(name: &str, keys: &str, load: &Load) {
         if number % each == each - 1 {
             assert!(!console(&run.body()).contains("FAIL"), "{}", console(&run.body()));
             let target = taken[random.below(taken.len() as u64) as usize].0;
-            keeper.goto(&target.to_string(), None, false, false).expect("a journey");
+            keeper.goto(&target.to_string(), None, Journey::default()).expect("a journey");
             await_console(&run.body(), BOOT, checks);
         }
     }
@@ -142,7 +142,7 @@ fn an_image_that_was_changed_unseen_is_found_and_what_was_read_of_it_is_kept() {
     image.set_modified(modified).expect("times can be set");
     let (id, record) = run.checkpoint_as(PARANOID, &|| true).expect("a checkpoint by content");
     assert_eq!((record.cost.parts["m1"].mapped, run.body().machine().status()), (0, Status::Running));
-    let back = bench.arrive("back", &id, &record, Journey { eager: true, paused: true, fresh_randomness: false });
+    let back = bench.arrive("back", &id, &record, Journey { eager: true, paused: true, fresh_randomness: false, perturbation: None });
     assert!(pages_with(back.body().machine(), is).len() >= 16, "the guest's memory is not what it was");
     drop(back);
     a_page_that_is_not_its_block_is_found(&run, was);

@@ -5,7 +5,7 @@ use fermata_testkit::{Bench, bench::await_console, guests};
 use std::time::Duration;
 
 const BOOT: Duration = Duration::from_secs(120);
-const SAME: Journey = Journey { eager: false, paused: false, fresh_randomness: false };
+const SAME: Journey = Journey { eager: false, paused: false, fresh_randomness: false, perturbation: None };
 const FRESH: Journey = Journey { fresh_randomness: true, ..SAME };
 
 /// Attempts at an instant that the guest's kernel does not happen to follow with a reseeding of its own: while it is young it does so every few seconds.

@@ -3,7 +3,7 @@
 //!
 //! Ten checkpoints and three journeys; 200 and 50 with `FERMATA_LONG=1`.
 
-use fermata_experiment::{Body, Machine};
+use fermata_experiment::{Body, Journey, Machine};
 use fermata_testkit::{
     Bench,
     bench::{self, await_console_of, console_of},
@@ -90,7 +90,7 @@ fn a_replicated_service_loses_and_repeats_nothing_and_notices_nothing() {
         if (number + 1) * journeys / checkpoints > number * journeys / checkpoints {
             await_more(&run.body());
             assert_eq!(logs(&run.body()), quiet, "the service noticed a checkpoint");
-            keeper.goto(&ids[(number * 7919) % ids.len()].to_string(), None, false, false).expect("a journey");
+            keeper.goto(&ids[(number * 7919) % ids.len()].to_string(), None, Journey::default()).expect("a journey");
             await_more(&run.body());
             let writes = agree(&run.body());
             println!("after checkpoint {number} and a journey all three have {writes} writes");

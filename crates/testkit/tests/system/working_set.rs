@@ -5,7 +5,7 @@ use fermata_testkit::{Bench, bench::await_console, cli::await_that, guests};
 use std::time::Duration;
 
 const BOOT: Duration = Duration::from_secs(90);
-const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false };
+const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false, perturbation: None };
 
 #[test]
 fn what_was_touched_first_comes_first_the_next_time() {

@@ -1,8 +1,8 @@
 //! Journeys to instants of virtual time: to the nearest checkpoint before, and from there the run runs.
 
-use super::{Keeper, Resumed, Way, head};
+use super::{Keeper, Resumed, head};
 use crate::{Result, history};
-use fermata_experiment::{Run, Status, When};
+use fermata_experiment::{Journey, Run, Status, When};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::Progress;
 use fermata_types::{Perturbation, VirtualTime};
@@ -57,7 +57,8 @@ impl Keeper {
             };
             let (id, record) = history::at_or_before(self.host.store(), line, asked)?;
             let paused = record.time_virtual_ns == asked.ns && !to.go_on;
-            self.goto_by(&id.to_string(), Some(run.name()), Way { eager, paused, perturbation: to.perturbation })?
+            let how = Journey { eager, paused, perturbation: to.perturbation, ..Journey::default() };
+            self.goto(&id.to_string(), Some(run.name()), how)?
         };
         self.report(&format!("running on to {asked}"), Progress::default());
         let reached = run.run_until(asked, to.go_on, wanted);

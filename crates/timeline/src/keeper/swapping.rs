@@ -65,7 +65,7 @@ impl Keeper {
             } else {
                 coming.fetch_behind(self.spec.name.clone(), branch.clone())?;
             }
-            let how = Journey { eager: swap.eager, paused: swap.paused, fresh_randomness: false };
+            let how = Journey { eager: swap.eager, paused: swap.paused, ..Journey::default() };
             let arrival = travel(&self.host, body, &id, &record, &branch, how)?;
             report("", Progress::default());
             let (time_virtual, took) = (arrival.time_virtual, watch.elapsed());
