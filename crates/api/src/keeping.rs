@@ -16,7 +16,7 @@ use crate::{
     values::{Activity, Ended, Experiment, ExperimentState, GotoRequest, Problem, Reached, Resumed, When},
 };
 use fermata_experiment::{Host, Journey};
-use fermata_linux::lock::FileLock;
+use fermata_linux::{clock::Stopwatch, lock::FileLock};
 use fermata_store::Store;
 use fermata_timeline::{Keeper, SwapIn, history};
 use fermata_types::{CheckpointId, PageNumber, VirtualTime};
@@ -67,6 +67,10 @@ pub(crate) struct Coming {
 
 /// How long somebody may take to start a keeper.
 const STARTING_MAX: Duration = Duration::from_secs(10);
+
+/// How long a keeper that does not answer may hold its lock until it is taken for one that lives.
+const LEAVING_MAX: Duration = Duration::from_secs(1);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 
 /// How a keeper's beginning went.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -423,17 +427,22 @@ pub fn experiments(store: Option<&Path>) -> Result<Vec<Experiment>, Problem> {
 }
 
 fn experiment_in(run_dir: &Path) -> Option<Experiment> {
-    let alive = is_alive(run_dir);
-    let answer = if alive { client_at(run_dir).and_then(|client| client.status()).map_err(Some) } else { Err(None) };
+    let ask = || is_alive(run_dir).then(|| client_at(run_dir).and_then(|client| client.status()));
+    let mut answer = ask();
+    // The kernel closes a dying keeper's socket some time before its lock: not every one that does not answer lives.
+    let watch = Stopwatch::start();
+    while matches!(answer, Some(Err(_))) && watch.elapsed() < LEAVING_MAX {
+        std::thread::sleep(BETWEEN_LOOKS);
+        answer = ask();
+    }
     match answer {
-        Ok(experiment) => Some(experiment),
-        // It may just be leaving; then nobody holds the lock any more.
-        Err(Some(problem)) if is_alive(run_dir) => last_known(run_dir).map(|known| {
+        Some(Ok(experiment)) => Some(experiment),
+        Some(Err(problem)) => last_known(run_dir).map(|known| {
             let trouble =
                 format!("its keeper lives and does not say what it does ({problem}); keeper.log in {} may tell more", run_dir.display());
             Experiment { state: ExperimentState::Running, spare_ready: false, trouble: Some(trouble), ..known }
         }),
-        Err(_) => last_known(run_dir).map(|known| Experiment { state: ExperimentState::Dead, spare_ready: false, ..known }),
+        None => last_known(run_dir).map(|known| Experiment { state: ExperimentState::Dead, spare_ready: false, ..known }),
     }
 }
 
