@@ -146,6 +146,9 @@ fn advice(source: &io::Error) -> &'static str {
         io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
             "; the store must be writable: check the owner of the directory and how its file system is mounted, or choose another with FERMATA_STORE"
         }
+        io::ErrorKind::CrossesDevices => {
+            "; the store must be writable and lie on one file system: see what is mounted on its directories, and whether that is read-only"
+        }
         // LMDB reports a disk that takes only a part of a write so.
         _ if source.raw_os_error() == Some(EIO) => "; the disk is full or failing: look at its free space and at the kernel's log",
         _ => "",
