@@ -39,12 +39,19 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// A checkpoint as somebody names it, where `~N` alone counts from the newest one of the run that is meant.
-    pub fn name(&self, text: &str) -> String {
-        match text.starts_with('~') {
-            true => format!("{}{text}", self.head.map_or_else(|| FIRST_RUN.to_owned(), |head| head.to_string())),
-            false => text.to_owned(),
+    /// A checkpoint as somebody names it, where `~N` alone counts from the newest one of the run that is meant. A [`Problem`] if it is named by a
+    /// run that was forked and has taken none yet.
+    pub fn name(&self, text: &str) -> Result<String, Problem> {
+        let (base, steps) = text.split_at(text.find('~').unwrap_or(text.len()));
+        if base.is_empty() {
+            return Ok(format!("{}{steps}", self.head.map_or_else(|| FIRST_RUN.to_owned(), |head| head.to_string())));
         }
+        let is_run = self.runs.iter().any(|run| run.name == base);
+        if is_run && local::resolve(&self.store, Some(&self.experiment), base).is_err() {
+            let message = format!("the run {base} has no checkpoint of its own yet: `fermata checkpoint --run {base}` takes one");
+            return Err(Problem::new(message));
+        }
+        Ok(text.to_owned())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Programs of several ranks with consistent checkpoints and without: the tables of Elnozahy, Johnson and Zwaenepoel 1992.
 //!
-//! `--ranks N` measures with so many ranks only, `--trials N` as often; `--only PROGRAM` that program.
+//! `--ranks N` measures with so many ranks only, `--trials N` as often; `--only PROGRAM` that program. `--short` measures each program once, with as
+//! many ranks as there are cores.
 
 use fermata_api::ranks::{Mode, Options, Outcome};
 use fermata_linux::clock::Stopwatch;
@@ -64,8 +65,9 @@ fn main() -> ExitCode {
         return program(args);
     }
     let cores = std::thread::available_parallelism().map_or(2, usize::from).max(2);
-    let given = argument("--ranks").and_then(|ranks| ranks.parse().ok());
-    let trials = argument("--trials").and_then(|trials| trials.parse().ok()).unwrap_or(3);
+    let short = env::args().any(|argument| argument == "--short");
+    let given = argument("--ranks").and_then(|ranks| ranks.parse().ok()).or(short.then_some(cores));
+    let trials = argument("--trials").and_then(|trials| trials.parse().ok()).unwrap_or(if short { 1 } else { 3 });
     let mut report = Report::new("consistent");
     for ranks in given.map_or_else(|| vec![cores, 16], |ranks| vec![ranks]) {
         let measured: Vec<_> = PROGRAMS
@@ -92,7 +94,10 @@ fn run(name: &'static str, ranks: usize, mode: Mode, every: Option<Duration>) ->
     let watch = Stopwatch::start();
     let outcome = fermata_api::ranks::run(Path::new(store.path()), &options, None, &mut |_| {});
     let outcome = outcome.unwrap_or_else(|problem| panic!("{name}: {}", problem.message)).outcome;
-    (watch.elapsed().as_secs_f64(), outcome)
+    let seconds = watch.elapsed().as_secs_f64();
+    let way = every.map_or_else(|| "without".to_owned(), |every| format!("{mode:?}, every {:.1} s", every.as_secs_f64()));
+    eprintln!("{name}, {ranks} ranks, {way}: {seconds:.1} s, {} checkpoints", outcome.checkpoints.len());
+    (seconds, outcome)
 }
 
 fn measure(name: &'static str, ranks: usize, trials: usize) -> Measured {

@@ -93,7 +93,7 @@ impl Try {
         let (experiment, keeper) = pick::keeper(context)?;
         let stored = pick::stored(context)?;
         let link = if changes_links { Some(link(&keeper, self.link.clone())?) } else { None };
-        let from = local::show(&stored.store, Some(&stored.experiment), &stored.name(&self.checkpoint))?;
+        let from = local::show(&stored.store, Some(&stored.experiment), &stored.name(&self.checkpoint)?)?;
         let trial = |(condition, perturbation): (&Condition, Option<Perturbation>)| Trial {
             from: from.id,
             perturbation,

@@ -52,7 +52,7 @@ impl Bisect {
     pub fn run(self, context: &Context) -> Result {
         let (experiment, keeper) = pick::keeper(context)?;
         let stored = pick::stored(context)?;
-        let (good, bad) = (stored.name(&self.good), stored.name(&self.bad));
+        let (good, bad) = (stored.name(&self.good)?, stored.name(&self.bad)?);
         let first = local::show(&stored.store, Some(&stored.experiment), &good)?;
         let rest = local::line(&stored.store, &stored.experiment, Some(&bad), Some(&first.id.to_string()))?;
         let line: Vec<_> = std::iter::once(first).chain(rest).collect();

@@ -49,8 +49,8 @@ impl Diff {
     pub fn run(self, context: &Context) -> Result {
         let stored = pick::stored(context)?;
         let meter = Meter::new(&context.out, "comparing");
-        let names = [self.a.as_str(), self.b.as_str()];
-        let difference = local::diff(&stored.store, Some(&stored.experiment), names, self.quick, &mut |activity| meter.show(&activity))?;
+        let [a, b] = [stored.name(&self.a)?, stored.name(&self.b)?];
+        let difference = local::diff(&stored.store, Some(&stored.experiment), [&a, &b], self.quick, &mut |activity| meter.show(&activity))?;
         drop(meter);
         context.out.answer(&difference, |style| text(&difference, style))?;
         Ok(0)

@@ -123,7 +123,7 @@ impl Log {
     }
 
     fn range(&self, history: &History, stored: &pick::Stored) -> std::result::Result<Range, Failure> {
-        let resolve = |text: &str| local::resolve(&stored.store, Some(&stored.experiment), &stored.name(text));
+        let resolve = |text: &str| local::resolve(&stored.store, Some(&stored.experiment), &stored.name(text)?);
         let bound = |text: &Option<String>| text.as_deref().map(|text| history.bound(text, resolve)).transpose();
         Ok(Range { at: self.at, since: bound(&self.since)?, until: bound(&self.until)? })
     }

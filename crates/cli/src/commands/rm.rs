@@ -51,7 +51,7 @@ impl Rm {
         let stored = pick::stored(context)?;
         let named = self.checkpoints.len();
         let request = RemoveRequest {
-            checkpoints: self.checkpoints.iter().map(|text| stored.name(text)).collect(),
+            checkpoints: self.checkpoints.iter().map(|text| stored.name(text)).collect::<std::result::Result<_, _>>()?,
             experiment: stored.experiment,
             branches: self.branch,
             all: self.all,

@@ -43,7 +43,7 @@ pub struct Show {
 impl Show {
     pub fn run(self, context: &Context) -> Result {
         let stored = pick::stored(context)?;
-        let named = self.checkpoint.map(|text| stored.name(&text)).or(stored.head.map(|head| head.to_string()));
+        let named = self.checkpoint.map(|text| stored.name(&text)).transpose()?.or(stored.head.map(|head| head.to_string()));
         let checkpoint = match named {
             Some(name) => local::show(&stored.store, Some(&stored.experiment), &name),
             None => local::newest(&stored.store, &stored.experiment),

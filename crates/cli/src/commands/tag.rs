@@ -39,7 +39,7 @@ impl Tag {
         let out = &context.out;
         match (self.checkpoint, self.name, self.delete) {
             (Some(checkpoint), Some(name), _) => {
-                let tag = local::tag(store, experiment, &stored.name(&checkpoint), &name)?;
+                let tag = local::tag(store, experiment, &stored.name(&checkpoint)?, &name)?;
                 out.answer(&tag, |style| if out.quiet { tag.tag.clone() } else { list(std::slice::from_ref(&tag), style) })?;
             }
             (.., Some(name)) => {

@@ -212,6 +212,7 @@ fn a_killed_keeper_takes_its_machines_and_no_checkpoint() {
     tiny(&cli, "keeper");
     let good = booted(&cli, "keeper");
     cli.ok(&["fork", "--name", "second"]);
+    cli.fails(&["diff", &good, "second"], 1, &["second has no checkpoint of its own yet", "fermata checkpoint --run second"]);
     cli.shell("m1", "rm /tmp/kept /disk/kept; sync");
     let machines = ["main", "second"].map(|run| count(&cli.machine(run)["pid"]));
     assert!(machines.iter().all(|pid| cli.processes().contains(pid)));
