@@ -280,7 +280,7 @@ pub fn push(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
     let images = images(&opened, remote, records.iter().filter(|(id, _)| ids.contains(id)).map(|(_, record)| record))?;
     let (_open, closed) = open_images(&opened, &images, busy);
     if let (false, Some((_, error))) = (request.without_images, closed.first()) {
-        return Err(Problem::new(format!("{error}; or push with --no-images")));
+        return Err(Problem::new(format!("{error}; or leave it out with --no-images")));
     }
     let options = PushOptions { jobs: request.jobs, images: !request.without_images };
     let pushed = opened.push(remote, &ids, &options, &mut |stage, progress| busy(activity(stage, "sending", "pages", progress)));
@@ -410,8 +410,32 @@ fn fetch_images(
     let here = ids.iter().filter_map(|id| store.record(id).ok()).collect::<Vec<_>>();
     let mut images = images_of_all(here.iter().chain(pull.records()))?;
     let (open, closed) = open_images(store, &images, busy);
+    let copied = make_images(pull, closed, busy)?;
+    // What lies in them needs not come again with the memories of machines.
+    images.retain(|id, _| !open.contains_key(id));
+    let _ = open_images(store, &images, busy);
+    Ok(copied)
+}
+
+/// Makes those golden images that one checkpoint stands on and that are nowhere on this host. A [`Problem`] if the remote lacks one, too.
+pub(crate) fn fetch_images_of(store: &Store, remote: &dyn Remote, record: &Record, busy: &mut dyn FnMut(Activity)) -> Result<(), Problem> {
+    let (_, closed) = open_images(store, &images_of(record).map_err(problem)?, busy);
+    if closed.is_empty() {
+        return Ok(());
+    }
+    let mut pull = store.begin_pull(remote, &record.experiment, &[], &PullOptions::default()).map_err(problem)?;
+    let copied = make_images(&mut pull, closed, busy)?;
+    pull.finish(&mut |_, _| {}).map_err(problem)?;
+    match copied.into_iter().find_map(|image| if let ImageOutcome::Lacking { why } = image.outcome { Some(why) } else { None }) {
+        Some(why) => Err(Problem::new(format!("{why}; and {remote} does not have it"))),
+        None => Ok(()),
+    }
+}
+
+/// Makes golden images from what a remote has of them. Why they are wanted is told of those that it lacks.
+fn make_images(pull: &mut Pull<'_>, lacking: Vec<(ImageId, Problem)>, busy: &mut dyn FnMut(Activity)) -> Result<Vec<CopiedImage>, Problem> {
     let mut copied = Vec::new();
-    for (id, why) in closed {
+    for (id, why) in lacking {
         let fetched = pull.image(&id, &mut |stage, progress| busy(activity(stage, "fetching", "bytes", progress))).map_err(problem)?;
         let outcome = match fetched {
             Some(path) => ImageOutcome::Fetched { path },
@@ -419,9 +443,6 @@ fn fetch_images(
         };
         copied.push(CopiedImage { id, outcome });
     }
-    // What lies in them needs not come again with the memories of machines.
-    images.retain(|id, _| !open.contains_key(id));
-    let _ = open_images(store, &images, busy);
     Ok(copied)
 }
 

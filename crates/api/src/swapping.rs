@@ -45,7 +45,7 @@ const REMEMBERED: usize = 64;
 pub struct SwapOutRequest {
     /// The experiment.
     pub experiment: String,
-    /// Where to; none: the store here keeps it. Its names and images are not asked for.
+    /// Where to; none: the store here keeps it. Its names are not asked for.
     pub to: Option<CopyRequest>,
     /// Leave the checkpoints in the store, too.
     pub keep: bool,
@@ -235,7 +235,7 @@ impl Out<'_> {
 
     fn copy(&self, to: &CopyRequest) -> CopyRequest {
         // One line at a time: the guests need the processors, too.
-        CopyRequest { experiment: self.request.experiment.clone(), names: Vec::new(), without_images: true, jobs: 1, ..to.clone() }
+        CopyRequest { experiment: self.request.experiment.clone(), names: Vec::new(), jobs: 1, ..to.clone() }
     }
 
     /// The last checkpoint, of machines that stand and go on no more here. Returns the record that is left, and the bytes that the store gave back.
@@ -365,6 +365,9 @@ pub fn swap_in(store: &Path, request: &SwapInRequest, busy: &mut dyn FnMut(Activ
             let remote = remotes::connect(store, &copy)?;
             // Vouched for by its name, unlike what the remote remembers beside it.
             let record = opened.remote_record(&*remote, experiment, &swapped.checkpoint).map_err(problem)?;
+            if !copy.without_images {
+                remotes::fetch_images_of(&opened, &*remote, &record, busy)?;
+            }
             let line = match opened.branch(experiment, &swapped.branch).map_err(problem)? {
                 Some(head) if head != swapped.checkpoint => {
                     opened.remote_lines(&*remote, experiment, &[swapped.checkpoint]).map_err(problem)?

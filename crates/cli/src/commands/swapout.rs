@@ -19,8 +19,8 @@ use fermata_api::{
 /// Stop an experiment, and leave nothing of it on this host but a record
 ///
 /// Without --to it stands in the store as its last checkpoint. With it, checkpoints are taken and sent while the machines run, until little is left; then they stop,
-/// the rest follows, and when all of it is found there, what only this experiment held is removed here. Golden images stay, and are not sent. If anything fails on the way the
-/// machines run on. `fermata swapin` brings it back, here or on another host, and its guests see no time pass.
+/// the rest follows, and when all of it is found there, what only this experiment held is removed here. Golden images are sent once, and stay here, too. If anything fails on the
+/// way the machines run on. `fermata swapin` brings it back, here or on another host, and its guests see no time pass.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -34,6 +34,9 @@ pub struct Swapout {
     /// Leave its checkpoints in the store, too
     #[arg(long)]
     keep: bool,
+    /// Send no golden images: whoever swaps it in has to have them
+    #[arg(long, requires = "to")]
+    no_images: bool,
     #[command(flatten)]
     pace: Pace,
 }
@@ -41,10 +44,11 @@ pub struct Swapout {
 impl Swapout {
     pub fn run(self, context: &Context) -> Result {
         let experiment = pick::living(context)?;
-        let Self { to, keep, pace } = self;
+        let Self { to, keep, no_images, pace } = self;
         let store = experiment.store;
         let mut copy = pace.request();
         copy.experiment.clone_from(&experiment.name);
+        copy.without_images = no_images;
         let to = match to {
             Some(remote) => {
                 copy.remote = Some(remote);

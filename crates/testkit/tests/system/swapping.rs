@@ -105,6 +105,9 @@ fn it_comes_back_on_another_host() {
     assert!(count(&out["freed_bytes"]) > 40 << 20, "{out}");
     assert_eq!(shown(&here)["swapped"]["remote"]["name"], "nas");
 
+    // There is nothing of the golden image there.
+    let image = (here.path().join("disk.raw"), here.path().join("elsewhere.raw"));
+    fs::rename(&image.0, &image.1).unwrap();
     let back = there.json(&["swapin", "--from", text(&place), "--limit", "16M"]);
     assert_eq!(back["checkpoint"], out["checkpoint"]);
     assert!(!back["loading"].is_null(), "48 MiB are not here in an instant: {back}");
@@ -119,6 +122,7 @@ fn it_comes_back_on_another_host() {
     assert_whole(&there);
 
     // And back again: what the remote remembers is newer than the record here.
+    fs::rename(&image.1, &image.0).unwrap();
     there.ok(&["remote", "add", "nas", text(&place), "--plain"]);
     let again = there.json(&["swapout", "--to", "nas", "--keep"]);
     assert!(array(&there.json(&["log", "-e", NAME])).len() >= 2, "they were to be kept");
