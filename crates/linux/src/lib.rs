@@ -9,6 +9,7 @@
 //! - [`mapping`]: such a file mapped here, for trials and tests
 //! - [`own_memory`]: memory of this process that others watch
 //! - `kvm` (feature `kvm`): a tiny guest under KVM, and KVM's notes of what it writes, for tests and benches
+//! - `uring` (feature `uring`): reads through io_uring, for tests
 //! - [`launch`]: child processes that die with us, and descriptors they hand over
 //! - [`probe`]: what this kernel lets us do
 //! - [`mounts`]: what is mounted where, and taking it away
@@ -42,6 +43,8 @@ pub mod signals;
 pub mod timer;
 #[cfg(target_arch = "x86_64")]
 pub mod traps;
+#[cfg(feature = "uring")]
+pub mod uring;
 pub mod userfault;
 pub mod writeback;
 

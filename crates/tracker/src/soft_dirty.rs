@@ -5,9 +5,10 @@
 
 use crate::{Error, Result, Tracker};
 use fermata_linux::{Pagemap, Place, pagemap, probe};
-use fermata_types::{PAGE_SIZE, PageSet};
+use fermata_types::{PAGE_SIZE, PageNumber, PageSet};
 use std::{
     io,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -65,5 +66,10 @@ impl Tracker for SoftDirtyTracker {
             .and_then(|()| pagemap::clear_soft_dirty())
             .map_err(|source| Error::Io { mechanism: MECHANISM, what: "reading the bits", source })?;
         Ok(std::mem::take(&mut self.found))
+    }
+
+    fn expect_writes(&mut self, pages: Range<PageNumber>) -> Result<()> {
+        self.found.insert_range(pages);
+        Ok(())
     }
 }
