@@ -7,6 +7,7 @@
 //! - [`area_memory`]: memory of a program at an address of its own
 //! - [`traps`]: writes to such memory as signals (SIGSEGV); `emulate`: doing such a write elsewhere, by decoding it
 //! - [`mapping`]: such a file mapped here, for trials and tests
+//! - [`trials`]: what else is done to memory, for tests: huge pages, and children that touch it
 //! - [`own_memory`]: memory of this process that others watch
 //! - `kvm` (feature `kvm`): a tiny guest under KVM, and KVM's notes of what it writes, for tests and benches
 //! - `uring` (feature `uring`): reads through io_uring, for tests
@@ -43,6 +44,7 @@ pub mod signals;
 pub mod timer;
 #[cfg(target_arch = "x86_64")]
 pub mod traps;
+pub mod trials;
 #[cfg(feature = "uring")]
 pub mod uring;
 pub mod userfault;
