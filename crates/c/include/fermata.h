@@ -70,7 +70,9 @@ int fermata_roll_back(fermata_area *area);
 int fermata_exclude(fermata_area *area, const void *from, size_t bytes);
 int fermata_include(fermata_area *area, const void *from, size_t bytes);
 
-/* System calls will write here before the next commit (read, recv, io_uring). Needed with FERMATA_ONLY_STORES, FERMATA_PROTECT and FERMATA_EMULATE. */
+/* The kernel writes here before the next commit; to be said anew after each. For system calls (read, recv, a read through io_uring): before the call, with FERMATA_ONLY_STORES,
+ * FERMATA_PROTECT and FERMATA_EMULATE. For memory that is pinned (registered buffers of io_uring, RDMA, devices): before the commit, with everything but FERMATA_COMPARE; what is
+ * written there unsaid is missing from checkpoints, and nothing fails. */
 int fermata_expect_writes(fermata_area *area, void *from, size_t bytes);
 
 /* Sets whole pages to zero, and gives their memory back to the system. */

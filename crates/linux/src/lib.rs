@@ -7,8 +7,10 @@
 //! - [`area_memory`]: memory of a program at an address of its own
 //! - [`traps`]: writes to such memory as signals (SIGSEGV); `emulate`: doing such a write elsewhere, by decoding it
 //! - [`mapping`]: such a file mapped here, for trials and tests
+//! - [`trials`]: what else is done to memory, for tests: huge pages, and children that touch it
 //! - [`own_memory`]: memory of this process that others watch
 //! - `kvm` (feature `kvm`): a tiny guest under KVM, and KVM's notes of what it writes, for tests and benches
+//! - `uring` (feature `uring`): reads through io_uring, for tests
 //! - [`launch`]: child processes that die with us, and descriptors they hand over
 //! - [`probe`]: what this kernel lets us do
 //! - [`mounts`]: what is mounted where, and taking it away
@@ -42,6 +44,9 @@ pub mod signals;
 pub mod timer;
 #[cfg(target_arch = "x86_64")]
 pub mod traps;
+pub mod trials;
+#[cfg(feature = "uring")]
+pub mod uring;
 pub mod userfault;
 pub mod writeback;
 

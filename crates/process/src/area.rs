@@ -183,17 +183,28 @@ impl Area {
         Ok(())
     }
 
-    /// System calls will write here before the next capture: `read`, `recv`, `io_uring`. Needed under [`Tracking::Protect`] and [`Tracking::Emulate`], where such
-    /// a call fails with `EFAULT` otherwise, and free of cost under the others.
+    /// The kernel or a device writes here between the last capture and the next one. To be said in each cycle anew:
+    ///
+    /// - Of system calls that are given an address (`read`, `recv`, a read through io_uring): before the call. Needed where [`Options::only_stores`] was promised, and under
+    ///   [`Tracking::Protect`] and [`Tracking::Emulate`], where such a call fails with `EFAULT` otherwise. The other mechanisms see it by themselves.
+    /// - Of memory that is pinned (registered buffers of io_uring, memory of RDMA, AF_XDP or a device): before the capture, **under every mechanism** but [`Tracking::Compare`].
+    ///   Such writes pass no page table; where this is not said they are missing from checkpoints, and nothing fails.
+    ///
+    /// What was expected is in the next capture, if it changed or not; under mechanisms that compare, if it changed. A request that is under way when a capture is made may be in it by half; it is to be expected again in the
+    /// cycle in which it ends. So may a read with `O_DIRECT`, which pins its pages for as long as it takes.
     pub fn expect_writes(&mut self, bytes: Range<usize>) -> Result<()> {
         let pages = self.pages_around(bytes)?;
         self.tracker.expect_writes(pages).map_err(Error::tracker(&self.name))
     }
 
     /// Sets whole pages to zero and gives their memory back to the system. What lies before the first and behind the last whole page stays.
+    ///
+    /// Pages that are pinned are the area's no longer: what the kernel writes to them afterwards comes nowhere. Register such a buffer anew.
     pub fn discard(&mut self, bytes: Range<usize>) -> Result<()> {
         let pages = self.pages_within(bytes)?;
         let at = u64::from(pages.start) * PAGE_SIZE as u64..u64::from(pages.end) * PAGE_SIZE as u64;
+        // A tracker that remembers content would take a page that is written again as it was before for one that did not change.
+        self.tracker.expect_writes(pages.clone()).map_err(Error::tracker(&self.name))?;
         self.memory.discard(at).map_err(Error::io(&self.name, "giving memory back"))?;
         self.owed.insert_range(pages);
         self.owed -= &self.excluded;

@@ -112,7 +112,7 @@ impl Tracker for AutoTracker {
 
     fn expect_writes(&mut self, pages: Range<PageNumber>) -> Result<()> {
         match self.way {
-            Way::Assisted => Ok(()),
+            Way::Assisted => self.scan.expect_writes(pages),
             Way::Trapping(_) => self.trap.expect_writes(pages),
         }
     }

@@ -168,7 +168,7 @@ impl Cycle<'_> {
         Ok(self.capture()?.0)
     }
 
-    /// System calls will write here in this cycle; see [`Area::expect_writes`].
+    /// The kernel or a device writes here in this cycle, for system calls or through pages that it has pinned; see [`Area::expect_writes`] for when that has to be said.
     pub fn expect_writes(&mut self, bytes: Range<usize>) -> Result<()> {
         self.area.area.expect_writes(bytes)
     }

@@ -11,7 +11,7 @@ pub struct DifferenceTracker {
     inner: Box<dyn Tracker>,
     memory: Arc<MemoryFile>,
     before: HashMap<PageNumber, Box<PageBuf>>,
-    /// Named by the inner tracker, and not compared yet: reading failed half way.
+    /// To be compared: expected, or named by the inner tracker when reading failed half way.
     left: PageSet,
 }
 
@@ -67,6 +67,8 @@ impl Tracker for DifferenceTracker {
     }
 
     fn expect_writes(&mut self, pages: Range<PageNumber>) -> Result<()> {
+        // Of these the inner tracker may know nothing, and a page that it names later is compared with what is remembered here.
+        self.left.insert_range(pages.clone());
         self.inner.expect_writes(pages)
     }
 }

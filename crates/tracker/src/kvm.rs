@@ -28,7 +28,7 @@ pub trait KvmNotes: Send {
 pub struct KvmTracker<N> {
     mechanism: &'static str,
     notes: N,
-    /// Found by a question that failed half way; KVM would not name them a second time.
+    /// Found by a question that failed half way, which KVM would not name a second time, or expected.
     found: PageSet,
     words: BTreeMap<PageNumber, WordMask>,
     first_mapping: ScanTracker,
@@ -67,6 +67,11 @@ impl<N: KvmNotes> Tracker for KvmTracker<N> {
         let whole = std::mem::take(&mut self.found);
         let parts = std::mem::take(&mut self.words).into_iter().filter(|(page, _)| !whole.contains(*page)).collect();
         Ok(Words { whole, parts })
+    }
+
+    fn expect_writes(&mut self, pages: Range<PageNumber>) -> Result<()> {
+        self.found.insert_range(pages);
+        Ok(())
     }
 }
 

@@ -81,10 +81,11 @@ pub trait Tracker: Send {
         Ok(self.take()?.into())
     }
 
-    /// The kernel will write to these pages for a system call, before the next `take`. Only trackers under which such a call would fail have to do anything.
-    fn expect_writes(&mut self, _pages: Range<PageNumber>) -> Result<()> {
-        Ok(())
-    }
+    /// Somebody writes to these pages before the next `take` whom this tracker may not see, or did: the kernel for a system call or through pages that it has pinned, a device, whoever punched
+    /// a hole. The next `take` names those of them whose content changed, at least.
+    ///
+    /// Without a default: a tracker that stands on page tables misses what goes past them, and only comparison of everything has nothing to do here.
+    fn expect_writes(&mut self, pages: Range<PageNumber>) -> Result<()>;
 
     /// A way to watch single pages again, if this tracker has one. It works beside `take`, and from any thread.
     fn protector(&self) -> Option<Arc<dyn Protector>> {

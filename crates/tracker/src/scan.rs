@@ -16,7 +16,7 @@ const MECHANISM: &str = "scan";
 pub struct ScanTracker {
     pagemap: Pagemap,
     range: Range<u64>,
-    /// Found by a scan that failed half way. The kernel watches them again, and would not name them a second time.
+    /// To be named by the next take: found by a scan that failed half way (the kernel watches them again, and would not name them a second time), or expected.
     found: PageSet,
     protector: Arc<ScanProtector>,
     // Closing the last copy of the descriptor would end the protection.
@@ -56,6 +56,11 @@ impl Tracker for ScanTracker {
             })
             .map_err(|source| Error::Io { mechanism: MECHANISM, what: "PAGEMAP_SCAN", source })?;
         Ok(std::mem::take(&mut self.found))
+    }
+
+    fn expect_writes(&mut self, pages: Range<PageNumber>) -> Result<()> {
+        self.found.insert_range(pages);
+        Ok(())
     }
 
     fn protector(&self) -> Option<Arc<dyn Protector>> {

@@ -1,13 +1,17 @@
 //! The soft-dirty bits of the page tables (Documentation/admin-guide/mm/soft-dirty.rst): a walk over them tells what was written since they were cleared. The nearest
 //! that Linux has to a scan of the processor's own dirty bits; many kernels are built without.
 //!
+//! The bits of shared memory go with its entries in the page table: a page that was written and then dropped from the mapping (`MADV_DONTNEED`, a swap, a collapse into a huge page) before the
+//! next `take` is not named. So nothing takes this by itself, and who asks for it should have the area locked in memory (mlock(2)).
+//!
 //! Clearing is for the whole process, and each such tracker of it sees that of another: there can be one at a time, and it takes all of the process's time.
 
 use crate::{Error, Result, Tracker};
 use fermata_linux::{Pagemap, Place, pagemap, probe};
-use fermata_types::{PAGE_SIZE, PageSet};
+use fermata_types::{PAGE_SIZE, PageNumber, PageSet};
 use std::{
     io,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -65,5 +69,10 @@ impl Tracker for SoftDirtyTracker {
             .and_then(|()| pagemap::clear_soft_dirty())
             .map_err(|source| Error::Io { mechanism: MECHANISM, what: "reading the bits", source })?;
         Ok(std::mem::take(&mut self.found))
+    }
+
+    fn expect_writes(&mut self, pages: Range<PageNumber>) -> Result<()> {
+        self.found.insert_range(pages);
+        Ok(())
     }
 }

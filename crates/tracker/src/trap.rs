@@ -4,7 +4,8 @@
 //! A store costs the program a signal: under PT the first to each page, under emulation every one. Under emulation a page stays closed, and what is named are words; an
 //! instruction that cannot be decoded opens its page, which is then named as a whole.
 //!
-//! A system call that writes to a closed page fails with `EFAULT`: [`Tracker::expect_writes`] opens pages for it.
+//! A system call that writes to a closed page fails with `EFAULT`: [`Tracker::expect_writes`] opens pages for it. Pages that the kernel has pinned (registered buffers of io_uring) are written behind
+//! the page tables, closed or not: they, too, have to be expected, in each cycle.
 
 use crate::{Error, Result, Tracker, Words};
 use fermata_linux::{AreaMemory, Trap, Trapping, traps::Noted};

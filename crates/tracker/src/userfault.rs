@@ -107,6 +107,12 @@ impl Tracker for UserfaultTracker {
         Ok(std::mem::take(&mut *written))
     }
 
+    fn expect_writes(&mut self, pages: Range<PageNumber>) -> Result<()> {
+        // That they are protected as well does no harm.
+        self.0.0.written.lock().expect("nobody panics with the lock").insert_range(pages);
+        Ok(())
+    }
+
     fn protector(&self) -> Option<Arc<dyn Protector>> {
         Some(self.0.0.clone())
     }

@@ -60,6 +60,11 @@ macro_rules! conform {
             }
 
             #[test]
+            fn expected() {
+                super::expected($choice);
+            }
+
+            #[test]
             fn huge_pages() {
                 super::huge_pages($choice);
             }
@@ -333,6 +338,25 @@ fn what_was_watched_before_it_was_read_holds(choice: Choice) {
         held += known.len();
     }
     assert!(held > 0, "nothing was left to compare");
+}
+
+/// Writes that pass this mapping's page table, as those do that the kernel makes through pinned pages: named once if they were expected, whenever that was said.
+fn expected(choice: Choice) {
+    let Some(mut rig) = Rig::new(choice, Path::new(SHM), PAGES, false) else { return };
+    let backend = Mapping::new(rig.file(), u64::from(PAGES) * PAGE_SIZE as u64).expect("a mapping");
+    for round in 1..4 {
+        rig.expect(5..7);
+        backend.write(5 * PAGE_SIZE as u64, round);
+        backend.write(6 * PAGE_SIZE as u64, round);
+        backend.write(511 * PAGE_SIZE as u64, round);
+        backend.write(512 * PAGE_SIZE as u64, round);
+        rig.expect(511..513);
+        assert_eq!(rig.take(), PageSet::from_iter([5, 6, 511, 512]));
+        rig.verify("after expected writes");
+        rig.writers[0].write(&[(5, round + 100), (512, round + 100)]);
+        assert_eq!(rig.take(), PageSet::from_iter([5, 512]), "an expectation is for once");
+        rig.verify("after a write behind that");
+    }
 }
 
 /// A tmpfs whose pages are huge where they can.

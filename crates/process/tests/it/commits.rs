@@ -151,8 +151,12 @@ fn discarded_pages_are_zero_afterwards() {
         cycle.fill(1);
         cycle.commit().unwrap();
         let mut cycle = area.begin().unwrap();
-        cycle.discard(2 * PAGE..4 * PAGE).unwrap();
+        cycle.discard(2 * PAGE..5 * PAGE).unwrap();
         cycle[3 * PAGE] = 7;
+        cycle.commit().unwrap();
+        // As it was before, and not as it was at the last commit.
+        let mut cycle = area.begin().unwrap();
+        cycle[4 * PAGE..5 * PAGE].fill(1);
         cycle.commit().unwrap();
         drop(area);
         let area = open(&store, "orders", 8 * PAGE, tracking).unwrap();

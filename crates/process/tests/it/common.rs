@@ -1,6 +1,6 @@
 //! What the tests share.
 
-use fermata_process::{CriticalArea, Error, Options, Tracking};
+use fermata_process::{Capture, CriticalArea, Error, Options, Tracking};
 use fermata_store::Store;
 use std::{
     fmt::Display,
@@ -29,6 +29,19 @@ impl Numbers {
 pub fn skipped(why: impl Display) {
     // Nobody needs to hear it.
     let _ = writeln!(io::stderr(), "skipped: {why}");
+}
+
+/// What a capture names and nothing else, as a replica takes it.
+pub fn apply(capture: &Capture, replica: &mut [u8]) {
+    for (page, content) in capture.each_page() {
+        let at = page as usize * PAGE;
+        match capture.words().parts.iter().find(|(part, _)| *part == page) {
+            None => replica[at..at + PAGE].copy_from_slice(content),
+            Some((_, mask)) => (0..512).filter(|word| mask[word / 64] & 1 << (word % 64) != 0).for_each(|word| {
+                replica[at + word * 8..at + word * 8 + 8].copy_from_slice(&content[word * 8..word * 8 + 8]);
+            }),
+        }
+    }
 }
 
 /// A store of a test's own.

@@ -4,5 +4,7 @@ mod commits;
 mod common;
 mod crash;
 mod hostile;
+mod huge;
 mod oracle;
 mod replica;
+mod uring;

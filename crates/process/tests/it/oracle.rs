@@ -59,15 +59,7 @@ fn words_make_the_copy_equal(tracking: Tracking) {
         everybody_writes(&mut plain, round, count);
         assert!(area.as_slice() == plain, "{tracking}: a store went wrong in round {round}");
         let capture = area.capture().unwrap();
-        for (page, content) in capture.each_page() {
-            let at = page as usize * PAGE;
-            match capture.words().parts.iter().find(|(part, _)| *part == page) {
-                None => replica[at..at + PAGE].copy_from_slice(content),
-                Some((_, mask)) => (0..512).filter(|word| mask[word / 64] & 1 << (word % 64) != 0).for_each(|word| {
-                    replica[at + word * 8..at + word * 8 + 8].copy_from_slice(&content[word * 8..word * 8 + 8]);
-                }),
-            }
-        }
+        apply(&capture, &mut replica);
         let missed: Vec<_> = (0..PAGES).filter(|page| replica[page * PAGE..][..PAGE] != plain[page * PAGE..][..PAGE]).collect();
         assert!(missed.is_empty(), "{tracking}, round {round}: missed in pages {missed:?}");
         assert!(capture.written_bytes() <= (PAGES * PAGE) as u64);

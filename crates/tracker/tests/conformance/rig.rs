@@ -149,6 +149,11 @@ impl Rig {
         self.tracker.protector()
     }
 
+    /// Says that pages are written past the tracker.
+    pub fn expect(&mut self, pages: Range<PageNumber>) {
+        self.tracker.expect_writes(pages).expect("pages can be expected");
+    }
+
     /// How many pages the tracker may name in a round that nobody touched.
     pub fn surplus(&self) -> u64 {
         0
