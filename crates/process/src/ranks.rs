@@ -8,29 +8,37 @@
 //!
 //! For whoever runs it:
 //!
-//! - [`host`]: starts the ranks, coordinates their checkpoints, and takes all of them back when one dies
+//! - [`host`]: runs a program to its end, and takes all ranks back when one dies
+//! - `life`: the processes of the ranks from one beginning to one end
+//! - `together`: coordinates checkpoints of all ranks
+//! - `apart`: keeps those that each rank takes by itself
 //! - `stable`: checkpoints in the store
 //!
 //! Within a rank:
 //!
 //! - `area`: the memory that is captured, copied when it is written to before it was saved
 //! - `runtime`: the threads around the program
+//! - `side`: its side of either protocol
 //! - `wire`: what goes over the sockets
 //!
-//! The protocol is that of `fermata_checkpoint::consistent`; which shape a program has and why is in `docs/decisions/0038-ranks.md`.
+//! The protocols are those of `fermata_checkpoint::consistent` and `fermata_checkpoint::optimistic`; which shape a program has and why is in `docs/decisions/0038-ranks.md`.
 
+mod apart;
 mod area;
 pub mod host;
+mod life;
 mod links;
 pub mod messages;
 pub mod mode;
 pub mod program;
 mod runtime;
+mod side;
 mod stable;
+mod together;
 mod wire;
 
 pub use fermata_linux::own_memory::Plain;
-pub use host::{Error, Event, Options, Outcome, Taken};
+pub use host::{Error, Event, Garbage, Line, Options, Outcome, Taken};
 pub use messages::{Messages, Wants};
 pub use mode::{Mode, Transport};
 pub use program::{Here, Layout, Next, Program, Ranks};

@@ -37,6 +37,7 @@ mod tsp;
 
 const PROGRAM: &str = "RANKS_TEST_PROGRAM";
 const STORE: &str = "RANKS_TEST_STORE";
+const MODE: &str = "RANKS_TEST_MODE";
 
 /// The programs, with arguments for some seconds of work in all, and what the answer says.
 const PROGRAMS: [(&str, &str, &str); 8] = [
@@ -77,6 +78,7 @@ fn a_coordinator() {
     let Ok(store) = env::var(STORE) else { return };
     let mut options = options(&env::var(PROGRAM).unwrap());
     options.resume = true;
+    options.mode = env::var(MODE).unwrap().parse().unwrap();
     let outcome = run(Path::new(&store), &options).unwrap();
     std::fs::write(Path::new(&store).join("outcome"), outcome.answers.concat()).unwrap();
 }
@@ -183,12 +185,13 @@ fn the_coordinator_is_killed_and_another_goes_on() {
     let rounds = if is_long() { 100 } else { 4 };
     for round in 0..rounds {
         let program = PROGRAMS[(round * 3) % PROGRAMS.len()];
+        let mode = [Mode::Consistent, Mode::Optimistic][round % 2];
         let store = tempfile::tempdir().unwrap();
         let mut times = 1 + below(4);
         loop {
             let mut command = Command::new(env::current_exe().unwrap());
             command.args(["--exact", "a_coordinator", "--quiet"]).stdout(Stdio::null());
-            command.env(STORE, store.path()).env(PROGRAM, format!("{} {}", program.0, program.1));
+            command.env(STORE, store.path()).env(PROGRAM, format!("{} {}", program.0, program.1)).env(MODE, mode.to_string());
             let mut child = command.spawn().unwrap();
             if times > 0 {
                 times -= 1;
@@ -229,6 +232,85 @@ fn every_mode_and_transport_goes_back_rightly() {
             answer_of(program, &outcome);
             assert_eq!(outcome.rollbacks, 1, "{mode} {transport:?} {}", program.0);
         }
+    }
+}
+
+/// Each rank takes its own checkpoints, one is killed, and all go back to what fits together.
+#[test]
+fn ranks_by_themselves_go_back_to_what_fits_together() {
+    let (mut back, mut dominoes, mut collected) = (0, 0, 0);
+    for program in PROGRAMS {
+        let store = tempfile::tempdir().unwrap();
+        let mut options = options(&format!("{} {}", program.0, program.1));
+        options.mode = Mode::Optimistic;
+        let (mut pids, mut permanent, mut lines) = (Vec::new(), 0, Vec::new());
+        let outcome = host::run(&Store::open(store.path()).unwrap(), &options, &mut |event| match event {
+            Event::Started { pids: started, .. } => pids = started,
+            Event::Permanent(taken) => {
+                permanent += 1;
+                assert!(taken.rank.is_some_and(|rank| rank < 4));
+                if permanent == 6 {
+                    kill_process(Pid::from_raw(pids[1] as i32).unwrap(), Signal::KILL).unwrap();
+                }
+            }
+            Event::Back { line, .. } => lines.extend(line),
+            _ => {}
+        });
+        let outcome = outcome.unwrap();
+        answer_of(program, &outcome);
+        assert_eq!(outcome.lines, lines);
+        back += outcome.rollbacks;
+        dominoes += lines.iter().flat_map(|line| &line.dropped).sum::<u64>();
+        collected += outcome.garbage.unwrap().collected;
+        let report = Store::open(store.path()).unwrap().verify(&VerifyOptions::default(), &mut |_, _| {}).unwrap();
+        assert!(report.damage.is_empty(), "{report:?}");
+    }
+    // On a busy host a program may be done before it has taken so many.
+    assert!(back >= 4, "{back} times back");
+    // Some send messages all the time, and some hardly any.
+    assert!(dominoes > 0 && collected > 0, "{dominoes} dominoes, {collected} collected");
+}
+
+#[test]
+fn whoever_is_killed_of_ranks_by_themselves_the_answer_is_right() {
+    let rounds = if is_long() { 200 } else { 8 };
+    for round in 0..rounds {
+        let program = PROGRAMS[round % PROGRAMS.len()];
+        let store = tempfile::tempdir().unwrap();
+        let killer = Killer::start(1 + below(4));
+        let mut options = options(&format!("{} {}", program.0, program.1));
+        options.mode = Mode::Optimistic;
+        let outcome = host::run(&Store::open(store.path()).unwrap(), &options, &mut |event| killer.see(&event)).unwrap();
+        {
+            let _pids = killer.pids.lock().unwrap();
+            killer.over.store(true, Ordering::SeqCst);
+        }
+        answer_of(program, &outcome);
+        assert_eq!(outcome.lines.len() as u64, outcome.rollbacks);
+    }
+}
+
+#[test]
+fn a_run_of_ranks_by_themselves_goes_on_and_leaves_no_garbage() {
+    for (program, keep) in [(PROGRAMS[5], false), (PROGRAMS[6], true)] {
+        let store = tempfile::tempdir().unwrap();
+        let mut options = options(&format!("{} {}", program.0, program.1));
+        (options.mode, options.keep) = (Mode::Optimistic, keep);
+        let outcome = run(store.path(), &options).unwrap();
+        let garbage = outcome.garbage.unwrap();
+        let records = Store::open(store.path()).unwrap().records().unwrap();
+        assert_eq!(records.len() as u64, outcome.checkpoints.len() as u64 - garbage.collected, "{}", program.0);
+        assert!(garbage.most >= 4 && (garbage.collected == 0 || !keep), "{garbage:?}");
+        // Nobody else knows what to do with them.
+        options.resume = true;
+        options.mode = Mode::Consistent;
+        assert!(run(store.path(), &options).unwrap_err().to_string().contains("--mode optimistic"));
+        options.mode = Mode::Optimistic;
+        options.ranks = 3;
+        assert!(run(store.path(), &options).unwrap_err().to_string().contains("4 ranks"));
+        options.ranks = 4;
+        options.every = None;
+        answer_of(program, &run(store.path(), &options).unwrap());
     }
 }
 

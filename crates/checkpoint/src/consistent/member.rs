@@ -90,6 +90,16 @@ impl<M: Clone> Member<M> {
         Some(Answer::Late { ccn: tentative.ccn, from, number, message: message.clone() })
     }
 
+    /// Where the channels stand now.
+    pub fn cut(&self) -> Cut {
+        Cut { sent: self.sent.clone(), received: self.received.clone() }
+    }
+
+    /// How many messages of another rank were delivered.
+    pub fn received(&self, from: Rank) -> u64 {
+        self.received[from]
+    }
+
     /// The number on every message that is sent.
     pub fn ccn(&self) -> Ccn {
         self.ccn
@@ -103,7 +113,7 @@ impl<M: Clone> Member<M> {
     /// The program was captured for the checkpoint that was wanted: this is where its channels stand. None if none was wanted.
     pub fn captured(&mut self) -> Option<(Ccn, Cut)> {
         let ccn = self.wanted.take()?;
-        let cut = Cut { sent: self.sent.clone(), received: self.received.clone() };
+        let cut = self.cut();
         self.ccn = ccn;
         self.tentative = Some(Tentative { ccn, cut: cut.clone(), saved: None, late: Vec::new() });
         Some((ccn, cut))

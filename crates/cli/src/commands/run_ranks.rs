@@ -10,7 +10,7 @@ use crate::{
 use clap::{Args, ValueHint};
 use fermata_api::{
     local,
-    ranks::{self, Event, Mode, Options, Ran, Taken, Transport},
+    ranks::{self, Event, Line, Mode, Options, Ran, Taken, Transport},
     values::Activity,
 };
 use std::{path::PathBuf, time::Duration};
@@ -20,6 +20,9 @@ use std::{path::PathBuf, time::Duration};
 /// Starts the program as often as it has ranks. They send each other messages, and every so often a consistent checkpoint of all of them goes to the store while they run on. When a rank dies,
 /// all go back to the last checkpoint that is permanent, and go on from there. If this command itself is killed, --resume goes on from there.
 ///
+/// With --mode optimistic each rank takes checkpoints by itself, every so often, and several are kept. When a rank dies all go back to the recovery line: the latest checkpoint of each such that none has received a message
+/// that was not sent. One that goes back may pull others back with it, up to the beginning: it is told how far. What lies before the line is removed, unless --keep.
+///
 /// The program must be written for it: see the library `fermata-process` and its examples.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
@@ -28,7 +31,8 @@ Examples:
   fermata run-ranks -n 16 --every 2m --name weather ./model
   fermata run-ranks -n 16 --resume --name weather ./model
   fermata run-ranks -n 16 --backup nas --name weather ./model
-  fermata run-ranks -n 4 --mode blocking --json ./fft | jq '.checkpoints[].blocked_ns'")]
+  fermata run-ranks -n 4 --mode blocking --json ./fft | jq '.checkpoints[].blocked_ns'
+  fermata run-ranks -n 4 --mode optimistic --json ./fft | jq '.lines, .garbage'")]
 pub struct RunRanks {
     /// How many ranks
     #[arg(short = 'n', long, value_name = "N")]
@@ -38,7 +42,7 @@ pub struct RunRanks {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = instant::span)]
     every: u64,
 
-    /// How checkpoints are taken: consistent, or to compare with it blocking, full, precopy
+    /// How checkpoints are taken: consistent, or to compare with it blocking, full, precopy, optimistic
     #[arg(long, value_name = "MODE", default_value = "consistent")]
     mode: Mode,
 
@@ -103,8 +107,8 @@ impl RunRanks {
                     permanent += 1;
                     progress(permanent, &taken)
                 }
-                Event::Back { why } => {
-                    context.out.note(&format!("{why}; all go back"));
+                Event::Back { why, line } => {
+                    context.out.note(&format!("{why}; all go back{}", line.map_or_else(String::new, |line| to_where(&line))));
                     return;
                 }
                 Event::Aborted(ccn) => {
@@ -131,6 +135,18 @@ fn progress(permanent: u64, taken: &Taken) -> String {
     format!("{}, the last of {}", text::several(permanent, "checkpoint"), text::bytes(taken.written_bytes))
 }
 
+/// Where all go back to, and how many dominoes fell.
+fn to_where(line: &Line) -> String {
+    if line.dropped.iter().all(|dropped| *dropped == 0) {
+        return ", each rank to its last checkpoint".to_owned();
+    }
+    let ranks = line.checkpoints.iter().zip(&line.dropped).enumerate().map(|(rank, (checkpoint, dropped))| {
+        let to = if *checkpoint == 0 { "the beginning".to_owned() } else { format!("checkpoint {checkpoint}") };
+        format!("rank {rank} to {to}, past {dropped}")
+    });
+    format!(" to what fits together: {}", ranks.collect::<Vec<_>>().join("; "))
+}
+
 fn said(ran: &Ran, quiet: bool, style: &Style) -> String {
     let outcome = &ran.outcome;
     let mut lines: String =
@@ -149,6 +165,13 @@ fn said(ran: &Ran, quiet: bool, style: &Style) -> String {
     if outcome.rollbacks > 0 {
         facts.push(format!("back {}", text::several(outcome.rollbacks, "time")));
     }
+    let most = outcome.lines.iter().flat_map(|line| &line.dropped).max().copied().unwrap_or(0);
+    if most > 0 {
+        facts.push(format!("a rank went back past up to {} that did not fit", text::several(most, "checkpoint")));
+    }
+    if let Some(garbage) = &outcome.garbage {
+        facts.push(format!("at most {} in the store at once, {} removed as garbage", garbage.most, garbage.collected));
+    }
     if outcome.aborted > 0 {
         facts.push(format!("{} given up", text::several(outcome.aborted, "checkpoint")));
     }
@@ -159,12 +182,13 @@ fn said(ran: &Ran, quiet: bool, style: &Style) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fermata_api::ranks::Outcome;
+    use fermata_api::ranks::{Garbage, Outcome};
 
     #[test]
     fn what_a_run_says() {
         let id = "0".repeat(64).parse().unwrap();
         let taken = Taken {
+            rank: None,
             ccn: 1,
             id,
             elapsed_ns: 1,
@@ -181,6 +205,8 @@ mod tests {
             checkpoints: vec![taken],
             aborted: 0,
             rollbacks: 2,
+            lines: Vec::new(),
+            garbage: None,
         };
         let ran = Ran { outcome, backup: None };
         let all = said(&ran, false, &Style::default());
@@ -188,5 +214,14 @@ mod tests {
             assert!(all.contains(part), "{part}: {all}");
         }
         assert_eq!(said(&ran, true, &Style::default()), "42\n");
+        let line = Line { checkpoints: vec![3, 0], dropped: vec![1, 4] };
+        assert_eq!(to_where(&line), " to what fits together: rank 0 to checkpoint 3, past 1; rank 1 to the beginning, past 4");
+        assert_eq!(to_where(&Line { checkpoints: vec![3, 2], dropped: vec![0, 0] }), ", each rank to its last checkpoint");
+        let mut ran = ran;
+        (ran.outcome.lines, ran.outcome.garbage) = (vec![line], Some(Garbage { collected: 5, most: 9 }));
+        let all = said(&ran, false, &Style::default());
+        for part in ["past up to 4 checkpoints that did not fit", "at most 9 in the store at once, 5 removed"] {
+            assert!(all.contains(part), "{part}: {all}");
+        }
     }
 }

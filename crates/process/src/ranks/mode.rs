@@ -16,16 +16,19 @@ pub enum Mode {
     Full,
     /// Written pages are saved while the program runs, again if it writes to them again, until few are left; then it stands still for those.
     Precopy,
+    /// Like the default, but each rank at times of its own. After a failure all go back to what fits together, which may be the beginning.
+    Optimistic,
 }
 
 /// Names of ways, with other names for the same.
-const MODES: [(&str, Mode); 6] = [
+const MODES: [(&str, Mode); 7] = [
     ("consistent", Mode::Consistent),
     ("incremental", Mode::Consistent),
     ("cow", Mode::Consistent),
     ("blocking", Mode::Blocking),
     ("full", Mode::Full),
     ("precopy", Mode::Precopy),
+    ("optimistic", Mode::Optimistic),
 ];
 
 impl FromStr for Mode {
@@ -47,6 +50,7 @@ impl fmt::Display for Mode {
             Self::Blocking => "blocking",
             Self::Full => "full",
             Self::Precopy => "precopy",
+            Self::Optimistic => "optimistic",
         })
     }
 }
@@ -58,11 +62,12 @@ impl Mode {
             Self::Blocking => 1,
             Self::Full => 2,
             Self::Precopy => 3,
+            Self::Optimistic => 4,
         }
     }
 
     pub(super) fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Consistent, Self::Blocking, Self::Full, Self::Precopy].into_iter().find(|mode| mode.to_byte() == byte)
+        MODES.into_iter().map(|(_, mode)| mode).find(|mode| mode.to_byte() == byte)
     }
 }
 

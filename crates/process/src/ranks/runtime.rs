@@ -7,9 +7,10 @@ use super::{
     messages::{Inbox, Messages, Parcel, Wants},
     mode::{Mode, Transport},
     program::{Here, Layout, Next, Program, Ranks, Shared},
+    side::{Captured, Side, encode_log},
     wire::{Cost, Decoder, Encoder, Frame, Greeting, Message, Pages, RANKS_MAX, Restored, Token},
 };
-use fermata_checkpoint::consistent::{Answer, Ccn, Cut, Member, Rank, Tell};
+use fermata_checkpoint::consistent::{Answer, Ccn, Cut, Rank, Tell};
 use fermata_linux::{OwnMemory, clock::Stopwatch, own_memory::Pieces};
 use fermata_types::id::parse_hex;
 use std::{
@@ -64,7 +65,7 @@ pub fn try_run<P: Program>(make: impl FnOnce(&mut Layout, Here) -> io::Result<P>
         Frame::Failed(told.clone()).write(&mut control)?;
         return Err(io::Error::other(told));
     }
-    let state = restored.map_or_else(|| Ok(State::new(here.ranks)), |restored| State::restored(restored, here.ranks))?;
+    let state = State::begin(joined.mode, restored, &joined.late, here.ranks)?;
     let begun = restored.is_some();
     let (jobs, to_save) = mpsc::channel();
     let (tell, told) = mpsc::channel();
@@ -93,6 +94,9 @@ pub fn try_run<P: Program>(make: impl FnOnce(&mut Layout, Here) -> io::Result<P>
         thread::spawn(move || runtime.receive(peer, link));
     }
     thread::spawn(move || end_on_error("the coordinator", runtime.listen(joined.control)));
+    if let Some(every) = joined.every.filter(|_| joined.mode == Mode::Optimistic) {
+        thread::spawn(move || runtime.take_own(every));
+    }
     runtime.go(&mut program, begun);
     Ok(())
 }
@@ -109,11 +113,14 @@ fn end_on_error(what: &str, result: io::Result<()>) {
 struct Joined {
     here: Here,
     mode: Mode,
+    /// Time between checkpoints that it takes by itself.
+    every: Option<Duration>,
     memory: OwnMemory,
     pieces: Pieces,
     control: Stream,
     links: Vec<Option<Stream>>,
     restored: Option<Restored>,
+    late: Vec<u8>,
 }
 
 impl Joined {
@@ -129,22 +136,25 @@ impl Joined {
             Address::Tcp(_) => Listener::new(Transport::Tcp, Path::new("/"), "")?,
         };
         Frame::Hello { token, rank, address: listener.address()?.to_string() }.write(&mut control)?;
-        let Some(Frame::Start { mode, addresses }) = Frame::read(&mut control)? else { return Err(invalid("what the coordinator says")) };
+        let Some(Frame::Start { mode, every_ns, addresses }) = Frame::read(&mut control)? else {
+            return Err(invalid("what the coordinator says"));
+        };
         let mode = Mode::from_byte(mode).ok_or_else(|| invalid("the way of checkpoints"))?;
         let here = Here { rank: rank as usize, ranks: addresses.len() };
         if here.rank >= here.ranks || here.ranks > RANKS_MAX {
             return Err(invalid("the number of ranks"));
         }
         let (memory, pieces) = area::reserve()?;
-        let restored = loop {
+        let (restored, late) = loop {
             match Frame::read(&mut control)? {
                 Some(Frame::Contents { offset, bytes }) => memory.write_at(&pieces, offset, &bytes)?,
-                Some(Frame::Go(restored)) => break restored,
+                Some(Frame::Go { restored, late }) => break (restored, late),
                 _ => return Err(invalid("what the coordinator says")),
             }
         };
         let links = meet(here, token, &control, &listener, &addresses)?;
-        Ok(Self { here, mode, memory, pieces, control, links, restored })
+        let every = (every_ns > 0).then(|| Duration::from_nanos(every_ns));
+        Ok(Self { here, mode, every, memory, pieces, control, links, restored, late })
     }
 }
 
@@ -194,7 +204,7 @@ pub(super) struct Runtime {
 
 #[derive(Debug)]
 struct State {
-    member: Member<Shared>,
+    side: Side,
     inbox: Inbox,
     /// What the program had to say when it was done.
     done: Option<String>,
@@ -209,18 +219,14 @@ struct State {
 #[derive(Debug)]
 enum Job {
     /// Save what was captured.
-    Save { ccn: Ccn, state: Vec<u8> },
+    Save { captured: Captured, state: Vec<u8> },
     /// Save what was written so far, ahead of the capture.
     Ahead(Ccn),
 }
 
 impl State {
-    fn new(ranks: usize) -> Self {
-        Self::of(Member::new(ranks))
-    }
-
-    fn of(member: Member<Shared>) -> Self {
-        Self { member, inbox: Inbox::default(), done: None, exit: false, ahead: None, cost: Cost::default(), since: None }
+    fn of(side: Side) -> Self {
+        Self { side, inbox: Inbox::default(), done: None, exit: false, ahead: None, cost: Cost::default(), since: None }
     }
 
     /// What a checkpoint keeps of this rank beside its memory.
@@ -235,43 +241,59 @@ impl State {
         encoder.0
     }
 
-    fn restored(restored: &Restored, ranks: usize) -> io::Result<Self> {
-        let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the checkpoint of this rank is of another number of ranks");
-        let mut from = Decoder(&restored.state);
-        let mut cut = from.cut()?;
-        let done = if from.u8()? == 1 { Some(from.text()?) } else { None };
-        let mut inbox = Inbox::default();
-        if cut.sent.len() != ranks || cut.received.len() != ranks {
-            return Err(invalid());
+    /// As it is in the beginning, or as a checkpoint has it, with what was on its way.
+    fn begin(mode: Mode, restored: Option<&Restored>, late: &[u8], ranks: usize) -> io::Result<Self> {
+        let (mut cut, mut done, mut inbox) = (Cut::new(ranks), None, Inbox::default());
+        if let Some(restored) = restored {
+            (cut, done, inbox) = decode_state(&restored.state, ranks)?;
         }
-        for _ in 0..from.u64()? {
-            inbox.push(from.u32()? as usize, from.parcel()?);
-        }
-        from.end()?;
-        // Messages of the past: they had been sent, and had not arrived.
-        let mut late = Decoder(&restored.late);
-        for _ in 0..late.u64()? {
-            let (sender, number) = (late.u32()? as usize, late.u64()?);
-            let received = cut.received.get_mut(sender).filter(|received| **received + 1 == number).ok_or_else(invalid)?;
-            *received = number;
-            inbox.push(sender, late.parcel()?);
-        }
-        late.end()?;
-        Ok(Self { inbox, done, ..Self::of(Member::restored(restored.ccn, cut)) })
+        decode_late(late, &mut cut, &mut inbox)?;
+        Ok(Self { inbox, done, ..Self::of(Side::restored(mode, restored, cut)?) })
     }
 
     /// Moves what the program may have into its reach. Messages of the past are for the coordinator too.
     fn deliver(&mut self) -> Vec<Answer<Shared>> {
         let mut late = Vec::new();
-        while let Some(delivery) = self.member.deliver() {
-            self.inbox.push(delivery.from, delivery.message);
-            late.extend(delivery.late);
+        while let Some((from, parcel, of_the_past)) = self.side.deliver() {
+            self.inbox.push(from, parcel);
+            late.extend(of_the_past);
         }
         late
     }
 }
 
-/// Messages of the past, as a checkpoint keeps them.
+fn of_others() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the checkpoint of this rank is of another number of ranks")
+}
+
+fn decode_state(state: &[u8], ranks: usize) -> io::Result<(Cut, Option<String>, Inbox)> {
+    let mut from = Decoder(state);
+    let cut = from.cut()?;
+    let done = if from.u8()? == 1 { Some(from.text()?) } else { None };
+    let mut inbox = Inbox::default();
+    if cut.sent.len() != ranks || cut.received.len() != ranks {
+        return Err(of_others());
+    }
+    for _ in 0..from.u64()? {
+        inbox.push(from.u32()? as usize, from.parcel()?);
+    }
+    from.end()?;
+    Ok((cut, done, inbox))
+}
+
+/// Messages that had been sent, and had not arrived.
+fn decode_late(late: &[u8], cut: &mut Cut, inbox: &mut Inbox) -> io::Result<()> {
+    let mut late = Decoder(late);
+    for _ in 0..late.u64()? {
+        let (sender, number) = (late.u32()? as usize, late.u64()?);
+        let received = cut.received.get_mut(sender).filter(|received| **received + 1 == number).ok_or_else(of_others)?;
+        *received = number;
+        inbox.push(sender, late.parcel()?);
+    }
+    late.end()
+}
+
+/// Messages that were on their way, as a checkpoint keeps them.
 pub(super) fn encode_late(late: &[(Rank, u64, Arc<Parcel>)]) -> Vec<u8> {
     let mut encoder = Encoder::default();
     encoder.u64(late.len() as u64);
@@ -348,7 +370,7 @@ impl Runtime {
             if state.exit {
                 return None;
             }
-            if state.member.wanted().is_some() {
+            if state.side.wanted().is_some() {
                 state = self.capture(state);
                 continue;
             }
@@ -362,24 +384,22 @@ impl Runtime {
     /// The instant of this rank.
     fn capture<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let watch = Stopwatch::start();
-        let Some(ccn) = state.member.wanted() else { return state };
+        let Some(ccn) = state.side.wanted() else { return state };
         let pages = self.area.capture(ccn, self.mode == Mode::Full).unwrap_or_else(|error| {
             eprintln!("rank {}: capturing the memory: {error}", self.here.rank);
             process::exit(ABANDONED);
         });
-        let Some((ccn, cut)) = state.member.captured() else { return state };
-        let encoded = state.encode(&cut);
+        let Some(captured) = state.side.captured() else { return state };
+        let encoded = state.encode(&captured.cut);
         state.since = Some(watch);
         state.cost = Cost { ccn, pages, copied: 0, blocked_ns: 0 };
         let late = state.deliver();
         // Who saves is there as long as the process is.
-        let _ = self.jobs.send(Job::Save { ccn, state: encoded });
+        let _ = self.jobs.send(Job::Save { captured, state: encoded });
         self.tell(late);
         if matches!(self.mode, Mode::Blocking | Mode::Precopy) {
             let is_waiting = |state: &State| {
-                state.member.is_tentative()
-                    && !state.exit
-                    && (self.mode == Mode::Blocking || state.cost.ccn == ccn && state.since.is_some())
+                state.side.is_tentative() && !state.exit && (self.mode == Mode::Blocking || state.cost.ccn == ccn && state.since.is_some())
             };
             while is_waiting(&state) {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -395,16 +415,16 @@ impl Runtime {
     pub fn send(&self, to: usize, parcel: &Shared) {
         assert!(to < self.here.ranks, "there is no rank {to}: there are {}", self.here.ranks);
         let mut state = self.state();
-        let (ccn, number) = state.member.sending(to);
+        let stamp = state.side.sending(to, parcel);
         let Some(link) = &self.links[to] else {
-            state.member.arrived(to, ccn, number, parcel.clone());
+            state.side.arrived(to, stamp, parcel.clone());
             let late = state.deliver();
             drop(state);
             return self.tell(late);
         };
         drop(state);
         let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
-        if (Message { ccn, number, parcel: parcel.clone() }).write(&mut *link).is_err() {
+        if (Message { stamp, parcel: parcel.clone() }).write(&mut *link).is_err() {
             // Nobody goes on from here: the other one is gone, and the coordinator will end this one too.
             let _ = self.tell.send(Frame::Lost { peer: to as u32 });
             loop {
@@ -417,9 +437,9 @@ impl Runtime {
 
     fn receive(&self, peer: usize, link: Stream) {
         let mut link = io::BufReader::with_capacity(64 << 10, link);
-        while let Ok(Some(Message { ccn, number, parcel })) = Message::read(&mut link) {
+        while let Ok(Some(Message { stamp, parcel })) = Message::read(&mut link) {
             let mut state = self.state();
-            state.member.arrived(peer, ccn, number, parcel);
+            state.side.arrived(peer, stamp, parcel);
             let late = state.deliver();
             drop(state);
             self.changed.notify_all();
@@ -435,6 +455,7 @@ impl Runtime {
         while let Some(frame) = Frame::read(&mut control)? {
             match frame {
                 Frame::Tell(told) => self.told(told),
+                Frame::Over { ccn, permanent, received } => self.over(ccn, permanent, &received),
                 Frame::Exit => self.state().exit = true,
                 _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "the coordinator says what only a rank says")),
             }
@@ -452,7 +473,7 @@ impl Runtime {
     fn told(&self, told: Tell) {
         let mut state = self.state();
         match told {
-            Tell::Marker(ccn) if self.mode == Mode::Precopy && state.member.ccn() < ccn => {
+            Tell::Marker(ccn) if self.mode == Mode::Precopy && state.side.ccn() < ccn => {
                 if state.ahead.replace(ccn) != Some(ccn) {
                     let _ = self.jobs.send(Job::Ahead(ccn));
                 }
@@ -465,11 +486,33 @@ impl Runtime {
                 self.area.over(ccn, permanent);
             }
         }
-        let answers = state.member.told(told);
+        let answers = state.side.told(told);
         let late = state.deliver();
         drop(state);
         self.tell(late);
         self.tell(answers);
+    }
+
+    /// A checkpoint that this rank took by itself is over.
+    fn over(&self, ccn: Ccn, permanent: bool, received: &[u64]) {
+        let mut state = self.state();
+        self.report_cost(&mut state, ccn);
+        self.area.over(ccn, permanent);
+        state.side.over(ccn, received);
+        drop(state);
+        self.tell([Answer::Ack { ccn }]);
+    }
+
+    /// Says again and again that it is time for a checkpoint of this rank. The ranks divide the time evenly among them, so that not all write at once; the first ones come within the second half of
+    /// the first interval and the first half of the next, so that each rank has taken as many in a time as if all took them together.
+    fn take_own(&self, every: Duration) {
+        let place = (self.here.rank as f64 + 0.5) / self.here.ranks as f64;
+        thread::sleep(every.mul_f64(0.5 + place));
+        loop {
+            self.state().side.due();
+            self.changed.notify_all();
+            thread::sleep(every);
+        }
     }
 
     fn report_cost(&self, state: &mut State, ccn: Ccn) {
@@ -491,7 +534,7 @@ impl Runtime {
     fn save_all(&self, jobs: &mpsc::Receiver<Job>) -> io::Result<()> {
         for job in jobs {
             match job {
-                Job::Save { ccn, state } => self.save(ccn, state)?,
+                Job::Save { captured, state } => self.save(captured, state)?,
                 Job::Ahead(ccn) => self.save_ahead(ccn)?,
             }
             self.changed.notify_all();
@@ -511,14 +554,18 @@ impl Runtime {
         Ok(())
     }
 
-    fn save(&self, ccn: Ccn, state: Vec<u8>) -> io::Result<()> {
+    fn save(&self, captured: Captured, state: Vec<u8>) -> io::Result<()> {
+        let Captured { ccn, cut, log } = captured;
         self.save_pages(ccn)?;
         self.write(&Frame::State { ccn, used: self.area.used(), state })?;
+        if let Some(log) = log {
+            return self.write(&Frame::Own { ccn, cut, log: encode_log(&log) });
+        }
         let mut state = self.state();
         if self.mode == Mode::Precopy {
             state.since = None;
         }
-        let answer = state.member.saved(ccn, true);
+        let answer = state.side.saved(ccn);
         drop(state);
         self.tell(answer);
         Ok(())
@@ -528,7 +575,7 @@ impl Runtime {
         for _ in 0..PASSES {
             // Under the lock: behind the capture nothing may be added to it.
             let state = self.state();
-            if state.member.ccn() >= ccn {
+            if state.side.ccn() >= ccn {
                 return Ok(());
             }
             let pages = self.area.capture(ccn, false)?;
@@ -538,7 +585,7 @@ impl Runtime {
                 break;
             }
         }
-        let answers = self.state().member.told(Tell::Marker(ccn));
+        let answers = self.state().side.told(Tell::Marker(ccn));
         self.tell(answers);
         Ok(())
     }

@@ -1,4 +1,7 @@
 //! Stable storage: consistent checkpoints of ranks as checkpoints in the store, one pack and one transaction for all ranks. What is tentative is a writer, and leaves nothing if it is dropped.
+//! Where each rank takes its own it is in [`own`].
+
+pub(super) mod own;
 
 use super::{
     messages::Parcel,
@@ -96,7 +99,7 @@ fn damaged(what: &str) -> fermata_store::Error {
 impl Stable {
     /// A new run of an experiment.
     pub fn new(store: Store, experiment: &str, ranks: usize, spec: serde_json::Value, keep: bool) -> Result<Self> {
-        let runs = store.branches(experiment)?.keys().filter_map(|name| run_number(name)).max().unwrap_or(0);
+        let runs = last_run(&store.branches(experiment)?).unwrap_or(0);
         let branch = format!("run-{}", runs + 1);
         Ok(Self { store, experiment: experiment.to_owned(), branch, spec, ranks, keep, head: None, tentative: None })
     }
@@ -104,8 +107,10 @@ impl Stable {
     /// Goes on with the last run of an experiment, if it has a permanent checkpoint.
     pub fn resume(&mut self) -> Result<bool> {
         let branches = self.store.branches(&self.experiment)?;
-        let last = branches.iter().filter_map(|(name, id)| Some((run_number(name)?, name, id))).max();
-        let Some((_, branch, id)) = last else { return Ok(false) };
+        let Some(run) = last_run(&branches) else { return Ok(false) };
+        let Some((branch, id)) = branches.get_key_value(&format!("run-{run}")) else {
+            return Err(damaged("each rank has its own: go on with --mode optimistic"));
+        };
         let hold = self.store.hold(id)?;
         let record = self.store.record(id)?;
         if record.parts.len() != self.ranks {
@@ -142,12 +147,13 @@ impl Stable {
     }
 
     /// What a rank had at the permanent checkpoint; its memory goes to `each`, in pieces.
-    pub fn restore(&self, rank: Rank, each: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<Option<Restored>> {
-        let Some(head) = &self.head else { return Ok(None) };
+    /// Then comes what was on its way to it.
+    pub fn restore(&self, rank: Rank, each: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<(Option<Restored>, Vec<u8>)> {
+        let Some(head) = &self.head else { return Ok((None, encode_late(&[]))) };
         let part = &head.parts[rank];
         Still::new(self.store.clone(), part.memory, part.used).for_each_piece(each)?;
         let (state, late) = (self.store.read_blob(&part.state)?, self.store.read_blob(&part.late)?);
-        Ok(Some(Restored { ccn: head.ccn, used: part.used, state, late }))
+        Ok((Some(Restored { ccn: head.ccn, used: part.used, state, log: Vec::new() }), late))
     }
 
     /// A tentative checkpoint is begun.
@@ -251,6 +257,8 @@ impl Stable {
     }
 }
 
-fn run_number(branch: &str) -> Option<u64> {
-    branch.strip_prefix("run-")?.parse().ok()
+/// The number of the last run of an experiment. It has one branch, or one for each rank.
+fn last_run(branches: &BTreeMap<String, CheckpointId>) -> Option<u64> {
+    let number = |branch: &str| branch.strip_prefix("run-")?.split("-rank-").next()?.parse().ok();
+    branches.keys().filter_map(|branch| number(branch)).max()
 }

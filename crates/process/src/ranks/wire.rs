@@ -31,6 +31,8 @@ pub(super) enum Frame {
     State { ccn: Ccn, used: u64, state: Vec<u8> },
     /// The protocol.
     Answer(Answer<Arc<Parcel>>),
+    /// The last of a capture that this rank took by itself: where its channels stood, and messages that it may have to send again.
+    Own { ccn: Ccn, cut: Cut, log: Vec<u8> },
     /// What a capture cost.
     Cost(Cost),
     /// The program has done its work.
@@ -41,14 +43,17 @@ pub(super) enum Frame {
     Lost { peer: u32 },
 
     // From the coordinator.
-    /// How many ranks there are and where, and what follows: the contents of the memory, if there are any, and [`Frame::Go`].
-    Start { mode: u8, addresses: Vec<String> },
+    /// How many ranks there are and where, and what follows: the contents of the memory, if there are any, and [`Frame::Go`]. A rank that takes checkpoints by itself does so every so many
+    /// nanoseconds, or never.
+    Start { mode: u8, every_ns: u64, addresses: Vec<String> },
     /// A piece of the memory.
     Contents { offset: u64, bytes: Vec<u8> },
-    /// Begin, or go on from here.
-    Go(Option<Restored>),
+    /// Begin, or go on from here. These messages were on their way: they come before all others.
+    Go { restored: Option<Restored>, late: Vec<u8> },
     /// The protocol.
     Tell(Tell),
+    /// A capture that the rank took by itself is permanent, or never will be. The receivers of its messages have so many of them for good.
+    Over { ccn: Ccn, permanent: bool, received: Vec<u64> },
     /// All are done.
     Exit,
 }
@@ -68,7 +73,8 @@ pub(super) struct Restored {
     pub ccn: Ccn,
     pub used: u64,
     pub state: Vec<u8>,
-    pub late: Vec<u8>,
+    /// Messages that it may have to send again. Empty where all were captured together.
+    pub log: Vec<u8>,
 }
 
 /// Pages: their numbers and contents, one after the other.
@@ -259,8 +265,8 @@ impl Frame {
                 body.u32(*peer);
                 10
             }
-            Self::Start { mode, addresses } => {
-                body.u8(*mode).u32(addresses.len() as u32);
+            Self::Start { mode, every_ns, addresses } => {
+                body.u8(*mode).u64(*every_ns).u32(addresses.len() as u32);
                 addresses.iter().for_each(|address| _ = body.bytes(address.as_bytes()));
                 11
             }
@@ -268,10 +274,10 @@ impl Frame {
                 body.u64(*offset).bytes(bytes);
                 12
             }
-            Self::Go(restored) => {
-                body.u8(restored.is_some().into());
+            Self::Go { restored, late } => {
+                body.bytes(late).u8(restored.is_some().into());
                 if let Some(restored) = restored {
-                    body.u64(restored.ccn).u64(restored.used).bytes(&restored.state).bytes(&restored.late);
+                    body.u64(restored.ccn).u64(restored.used).bytes(&restored.state).bytes(&restored.log);
                 }
                 13
             }
@@ -285,6 +291,14 @@ impl Frame {
                 14
             }
             Self::Exit => 15,
+            Self::Own { ccn, cut, log } => {
+                body.u64(*ccn).cut(cut).bytes(log);
+                16
+            }
+            Self::Over { ccn, permanent, received } => {
+                body.u64(*ccn).u8((*permanent).into()).numbers(received);
+                17
+            }
         }
     }
 
@@ -304,17 +318,20 @@ impl Frame {
             9 => Self::Failed(from.text()?),
             10 => Self::Lost { peer: from.u32()? },
             11 => {
-                let (mode, count) = (from.u8()?, from.u32()?);
+                let (mode, every_ns, count) = (from.u8()?, from.u64()?, from.u32()?);
                 if count as usize > RANKS_MAX {
                     return Err(wrong("too many ranks"));
                 }
-                Self::Start { mode, addresses: (0..count).map(|_| from.text()).collect::<io::Result<_>>()? }
+                Self::Start { mode, every_ns, addresses: (0..count).map(|_| from.text()).collect::<io::Result<_>>()? }
             }
             12 => Self::Contents { offset: from.u64()?, bytes: from.bytes()? },
-            13 => Self::Go(match from.u8()? {
-                0 => None,
-                _ => Some(Restored { ccn: from.u64()?, used: from.u64()?, state: from.bytes()?, late: from.bytes()? }),
-            }),
+            13 => Self::Go {
+                late: from.bytes()?,
+                restored: match from.u8()? {
+                    0 => None,
+                    _ => Some(Restored { ccn: from.u64()?, used: from.u64()?, state: from.bytes()?, log: from.bytes()? }),
+                },
+            },
             14 => {
                 let (which, ccn) = (from.u8()?, from.u64()?);
                 Self::Tell(match which {
@@ -325,6 +342,8 @@ impl Frame {
                 })
             }
             15 => Self::Exit,
+            16 => Self::Own { ccn: from.u64()?, cut: from.cut()?, log: from.bytes()? },
+            17 => Self::Over { ccn: from.u64()?, permanent: from.u8()? == 1, received: from.numbers()? },
             _ => return Err(wrong("a kind of frame")),
         };
         from.end()?;
@@ -363,20 +382,31 @@ fn decode_answer(kind: u8, from: &mut Decoder<'_>) -> io::Result<Answer<Arc<Parc
     })
 }
 
+/// What goes with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    /// Of its sender's last capture, where all are captured together.
+    pub ccn: Ccn,
+    /// Its number on its channel.
+    pub number: u64,
+    /// How many messages of the receiver the sender had received, where each is captured by itself.
+    pub received: u64,
+}
+
 /// A message between ranks.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Message {
-    pub ccn: Ccn,
-    pub number: u64,
+    pub stamp: Stamp,
     pub parcel: Arc<Parcel>,
 }
 
-const MESSAGE_HEAD: usize = 28;
+const MESSAGE_HEAD: usize = 36;
 
 impl Message {
     pub fn write(&self, into: &mut impl Write) -> io::Result<()> {
         let mut head = Encoder(Vec::with_capacity(MESSAGE_HEAD));
-        head.u64(self.ccn).u64(self.number).u32(self.parcel.tag).u64(self.parcel.bytes.len() as u64);
+        let Stamp { ccn, number, received } = self.stamp;
+        head.u64(ccn).u64(number).u64(received).u32(self.parcel.tag).u64(self.parcel.bytes.len() as u64);
         into.write_all(&head.0)?;
         into.write_all(&self.parcel.bytes)
     }
@@ -388,8 +418,9 @@ impl Message {
             return Ok(None);
         }
         let mut head = Decoder(&head);
-        let (ccn, number, tag, length) = (head.u64()?, head.u64()?, head.u32()?, head.u64()?);
-        Ok(Some(Self { ccn, number, parcel: Arc::new(Parcel { tag, bytes: read_body(from, length)? }) }))
+        let stamp = Stamp { ccn: head.u64()?, number: head.u64()?, received: head.u64()? };
+        let (tag, length) = (head.u32()?, head.u64()?);
+        Ok(Some(Self { stamp, parcel: Arc::new(Parcel { tag, bytes: read_body(from, length)? }) }))
     }
 }
 
@@ -454,7 +485,9 @@ mod tests {
             Frame::Hello { token: [1; 16], rank: 2, address: "unix:/x".into() },
             Frame::Pages(pages),
             Frame::State { ccn: 5, used: 8192, state: vec![1, 2, 3] },
-            Frame::Answer(Answer::Success { ccn: 5, cut }),
+            Frame::Answer(Answer::Success { ccn: 5, cut: cut.clone() }),
+            Frame::Own { ccn: 5, cut, log: vec![1, 2] },
+            Frame::Over { ccn: 5, permanent: true, received: vec![1, 2] },
             Frame::Answer(Answer::Failure { ccn: 5 }),
             Frame::Answer(Answer::Late { ccn: 5, from: 1, number: 3, message: parcel }),
             Frame::Answer(Answer::Ack { ccn: 5 }),
@@ -462,10 +495,10 @@ mod tests {
             Frame::Done("42".into()),
             Frame::Failed("no".into()),
             Frame::Lost { peer: 3 },
-            Frame::Start { mode: 1, addresses: vec!["unix:/a".into(), "tcp:h:1".into()] },
+            Frame::Start { mode: 1, every_ns: 10, addresses: vec!["unix:/a".into(), "tcp:h:1".into()] },
             Frame::Contents { offset: 4096, bytes: vec![1; 10] },
-            Frame::Go(None),
-            Frame::Go(Some(Restored { ccn: 5, used: 4096, state: vec![1], late: vec![2] })),
+            Frame::Go { restored: None, late: vec![2] },
+            Frame::Go { restored: Some(Restored { ccn: 5, used: 4096, state: vec![1], log: vec![3] }), late: vec![2] },
             Frame::Tell(Tell::Commit(5)),
             Frame::Exit,
         ]
@@ -493,10 +526,10 @@ mod tests {
 
     #[test]
     fn messages_arrive_as_they_were_sent() {
-        let message = Message { ccn: 3, number: 9, parcel: Parcel::new(1, &[1u32, 2, 3]) };
+        let message = Message { stamp: Stamp { ccn: 3, number: 9, received: 4 }, parcel: Parcel::new(1, &[1u32, 2, 3]) };
         let mut bytes = Vec::new();
         message.write(&mut bytes).unwrap();
         assert_eq!(Message::read(&mut &bytes[..]).unwrap(), Some(message));
-        assert!(Message::read(&mut &bytes[..30]).is_err());
+        assert!(Message::read(&mut &bytes[..MESSAGE_HEAD + 2]).is_err());
     }
 }

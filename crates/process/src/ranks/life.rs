@@ -1,0 +1,212 @@
+//! The processes of ranks from a beginning until one of them dies or all are done, whatever is made of what they say.
+
+use super::{
+    host::{Error, Event, Options, Way, failed},
+    links::{Listener, Stream},
+    runtime,
+    wire::{Frame, Token},
+};
+use fermata_linux::{clock::Stopwatch, random};
+use fermata_types::id::hex;
+use std::{
+    io,
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+/// How long ranks may take to come.
+const COMING: Duration = Duration::from_secs(60);
+/// How long one may take to say who it is.
+const GREETING: Duration = Duration::from_secs(10);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
+/// Frames that wait to be looked at: ranks that send more wait.
+const FRAMES: usize = 64;
+
+/// Why a life did not begin.
+pub(super) enum Beginning {
+    Died(String),
+    Failed(Error),
+}
+
+impl From<Error> for Beginning {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<fermata_store::Error> for Beginning {
+    fn from(error: fermata_store::Error) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// The processes of all ranks.
+pub(super) struct Life<'a> {
+    pub options: &'a Options,
+    children: Children,
+    streams: Vec<Stream>,
+    frames: mpsc::Receiver<(usize, Option<Frame>)>,
+    answers: Vec<Option<String>>,
+    // Sockets are in it.
+    _directory: tempfile::TempDir,
+}
+
+/// Processes that end with us.
+struct Children(Vec<Child>);
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        // All at once, then they are waited for.
+        self.0.iter_mut().for_each(|child| _ = child.kill());
+        self.0.iter_mut().for_each(|child| _ = child.wait());
+    }
+}
+
+impl Children {
+    fn dead(&mut self) -> Option<String> {
+        self.0.iter_mut().enumerate().find_map(|(rank, child)| Some(format!("rank {rank} ended with {}", child.try_wait().ok()??)))
+    }
+}
+
+impl<'a> Life<'a> {
+    pub fn begin(way: &dyn Way, options: &'a Options, watch: &mut dyn FnMut(Event)) -> Result<Self, Beginning> {
+        let directory = tempfile::Builder::new().prefix("fermata-").tempdir().map_err(failed("make a directory for sockets"))?;
+        let listener = Listener::new(options.transport, directory.path(), "coordinator").map_err(failed("listen for the ranks"))?;
+        let token: Token = random::bytes().map_err(failed("draw a token"))?;
+        let mut children = start(options, &listener, &token)?;
+        let ccn = way.ccn();
+        watch(Event::Started { pids: children.0.iter().map(Child::id).collect(), ccn });
+        let arrived = gather(options.ranks, &listener, &token, &mut children)?;
+        let (mut streams, addresses): (Vec<_>, Vec<_>) = arrived.into_iter().unzip();
+        let gone = |rank: usize| move |error: io::Error| Beginning::Died(format!("rank {rank} cannot be told where to begin: {error}"));
+        for (rank, stream) in streams.iter_mut().enumerate() {
+            let every_ns = options.every.map_or(0, |every| every.as_nanos() as u64);
+            let start = Frame::Start { mode: options.mode.to_byte(), every_ns, addresses: addresses.clone() };
+            start.write(stream).map_err(gone(rank))?;
+            let mut lost = None;
+            let (restored, late) = way.restore(rank, &mut |offset, bytes| {
+                if lost.is_none() {
+                    lost = Frame::Contents { offset, bytes: bytes.to_vec() }.write(stream).err();
+                }
+                Ok(())
+            })?;
+            lost.map_or(Ok(()), Err).and_then(|()| Frame::Go { restored, late }.write(stream)).map_err(gone(rank))?;
+        }
+        let (sender, frames) = mpsc::sync_channel(FRAMES);
+        for (rank, stream) in streams.iter().enumerate() {
+            let stream = stream.try_clone().map_err(failed("listen to a rank"))?;
+            let sender = sender.clone();
+            thread::spawn(move || listen(rank, stream, &sender));
+        }
+        let answers = vec![None; options.ranks];
+        Ok(Self { options, children, streams, frames, answers, _directory: directory })
+    }
+
+    /// What a rank says next, within this time. Fails with who died.
+    pub fn hear(&mut self, within: Duration) -> Result<Option<(usize, Frame)>, String> {
+        match self.frames.recv_timeout(within) {
+            Ok((rank, Some(frame))) => Ok(Some((rank, frame))),
+            Ok((rank, None)) => Err(self.obituary(rank)),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// What a rank says that has nothing to do with checkpoints. Within: who died.
+    pub fn heard(&mut self, rank: usize, frame: Frame) -> Result<Result<(), String>, Error> {
+        match frame {
+            Frame::Done(answer) => self.answers[rank] = Some(answer),
+            Frame::Failed(why) => return Err(Error::Program { rank, why }),
+            Frame::Lost { peer } => return Ok(Err(format!("rank {rank} lost its connection to rank {peer}"))),
+            _ => return Ok(Err(format!("rank {rank} says what no rank says"))),
+        }
+        Ok(Ok(()))
+    }
+
+    /// Tells a rank. Fails with who died.
+    pub fn tell(&mut self, rank: usize, frame: &Frame) -> Result<(), String> {
+        frame.write(&mut self.streams[rank]).map_err(|_| self.obituary(rank))
+    }
+
+    /// What all had to say, once all are done.
+    pub fn answers(&self) -> Option<Vec<String>> {
+        self.answers.iter().cloned().collect()
+    }
+
+    fn obituary(&mut self, rank: usize) -> String {
+        // The process ends a little after its socket.
+        thread::sleep(BETWEEN_LOOKS);
+        self.children.dead().unwrap_or_else(|| format!("rank {rank} hung up"))
+    }
+
+    /// All are done: they end by themselves.
+    pub fn end(&mut self) {
+        // Who is gone already needs to hear nothing.
+        self.streams.iter_mut().for_each(|stream| _ = Frame::Exit.write(stream));
+        self.children.0.iter_mut().for_each(|child| _ = child.wait());
+    }
+}
+
+fn start(options: &Options, listener: &Listener, token: &Token) -> Result<Children, Error> {
+    let address = listener.address().map_err(failed("listen for the ranks"))?.to_string();
+    let token = hex(token);
+    let mut children = Children(Vec::with_capacity(options.ranks));
+    for rank in 0..options.ranks {
+        let mut command = Command::new(&options.program);
+        command.args(&options.args).envs(options.environment.iter().map(|(name, value)| (name, value))).stdin(Stdio::null());
+        command.env(runtime::ADDRESS, &address).env(runtime::RANK, rank.to_string()).env(runtime::TOKEN, &token);
+        let child = command.spawn().map_err(failed(format!("start {}", options.program.display())))?;
+        children.0.push(child);
+    }
+    Ok(children)
+}
+
+/// Waits until all ranks have said where they listen.
+fn gather(ranks: usize, listener: &Listener, token: &Token, children: &mut Children) -> Result<Vec<(Stream, String)>, Beginning> {
+    let clock = Stopwatch::start();
+    listener.set_nonblocking().map_err(failed("listen for the ranks"))?;
+    let mut arrived: Vec<Option<(Stream, String)>> = (0..ranks).map(|_| None).collect();
+    while arrived.iter().any(Option::is_none) {
+        match listener.accept() {
+            Ok(stream) => {
+                if let Some((rank, stream, address)) = greet(stream, token)
+                    && let Some(place) = arrived.get_mut(rank).filter(|place| place.is_none())
+                {
+                    *place = Some((stream, address));
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if let Some(dead) = children.dead() {
+                    return Err(Beginning::Died(format!("{dead} before it began")));
+                }
+                if clock.elapsed() > COMING {
+                    return Err(Beginning::Died(format!("not all ranks came within {} s", COMING.as_secs())));
+                }
+                thread::sleep(BETWEEN_LOOKS);
+            }
+            Err(error) => return Err(failed("listen for the ranks")(error).into()),
+        }
+    }
+    Ok(arrived.into_iter().flatten().collect())
+}
+
+/// Who it is that has connected, if it is one of ours.
+fn greet(mut stream: Stream, token: &Token) -> Option<(usize, Stream, String)> {
+    stream.set_blocking().ok()?;
+    stream.set_read_timeout(Some(GREETING)).ok()?;
+    let Ok(Some(Frame::Hello { token: theirs, rank, address })) = Frame::read(&mut stream) else { return None };
+    stream.set_read_timeout(None).ok()?;
+    (theirs == *token).then_some((rank as usize, stream, address))
+}
+
+/// Hands over what a rank says until it hangs up.
+fn listen(rank: usize, stream: Stream, frames: &mpsc::SyncSender<(usize, Option<Frame>)>) {
+    let mut stream = io::BufReader::with_capacity(256 << 10, stream);
+    while let Ok(Some(frame)) = Frame::read(&mut stream) {
+        if frames.send((rank, Some(frame))).is_err() {
+            return;
+        }
+    }
+    let _ = frames.send((rank, None));
+}

@@ -1,0 +1,243 @@
+//! Leads checkpoints that all ranks take together.
+
+use super::{
+    host::{Each, End, Error, Event, Line, Options, Taken, Tally, Way},
+    life::Life,
+    messages::Parcel,
+    stable::{Kept, Stable},
+    wire::{Cost, Frame, Restored},
+};
+use fermata_checkpoint::consistent::{Ccn, Coordinator, Order, Rank, Tell, Whole};
+use fermata_linux::clock::Stopwatch;
+use fermata_store::Store;
+use std::{sync::Arc, time::Duration};
+
+/// What the protocol wants done.
+type Orders = Vec<Order<Arc<Parcel>>>;
+
+/// How often the protocol is reminded of time.
+const TICK: Duration = Duration::from_secs(1);
+/// How long one may take to answer what it need not think about.
+const ANSWERING: u32 = 30;
+
+/// Checkpoints of all ranks.
+pub(super) struct Together(Stable);
+
+impl Together {
+    pub fn new(store: &Store, options: &Options, spec: serde_json::Value) -> Result<Self, Error> {
+        let mut stable = Stable::new(store.clone(), &options.name, options.ranks, spec, options.keep)?;
+        if options.resume {
+            stable.resume()?;
+        }
+        Ok(Self(stable))
+    }
+}
+
+impl Way for Together {
+    fn ccn(&self) -> Ccn {
+        self.0.ccn()
+    }
+
+    fn progress(&self) -> u64 {
+        self.0.ccn()
+    }
+
+    fn restore(&self, rank: Rank, each: Each<'_>) -> fermata_store::Result<(Option<Restored>, Vec<u8>)> {
+        self.0.restore(rank, each)
+    }
+
+    fn live(&mut self, life: &mut Life<'_>, tally: &mut Tally, watch: &mut dyn FnMut(Event)) -> Result<End, Error> {
+        let (ccn, options) = (self.0.ccn(), life.options);
+        Leader {
+            life,
+            stable: &mut self.0,
+            coordinator: Coordinator::new(options.ranks, ccn, options.patience),
+            current: None,
+            began: Stopwatch::start(),
+            next: options.every,
+            next_tick: TICK,
+            silent: 0,
+        }
+        .live(tally, watch)
+    }
+
+    fn go_back(&mut self) -> Result<Option<Line>, Error> {
+        self.0.drop_tentative();
+        Ok(None)
+    }
+
+    fn branch(&self) -> String {
+        self.0.branch().to_owned()
+    }
+}
+
+/// Leads the ranks of one life.
+struct Leader<'a, 'b> {
+    life: &'a mut Life<'b>,
+    stable: &'a mut Stable,
+    coordinator: Coordinator<Arc<Parcel>>,
+    /// The checkpoint on its way.
+    current: Option<Current>,
+    began: Stopwatch,
+    /// When the next checkpoint begins and the protocol is reminded, since `began`.
+    next: Option<Duration>,
+    next_tick: Duration,
+    /// Ticks for which somebody has not answered.
+    silent: u32,
+}
+
+/// A checkpoint on its way.
+struct Current {
+    since: Stopwatch,
+    costs: Vec<Cost>,
+    kept: Option<Kept>,
+}
+
+impl Current {
+    fn taken(self, ccn: Ccn) -> Option<Taken> {
+        let kept = self.kept?;
+        let blocked = self.costs.iter().map(|cost| cost.blocked_ns);
+        Some(Taken {
+            rank: None,
+            ccn,
+            id: kept.id,
+            elapsed_ns: self.since.elapsed().as_nanos() as u64,
+            written_bytes: kept.written,
+            stored_bytes: kept.stored,
+            copied_pages: self.costs.iter().map(|cost| cost.copied).sum(),
+            blocked_ns: blocked.clone().sum::<u64>() / self.costs.len().max(1) as u64,
+            blocked_most_ns: blocked.max().unwrap_or(0),
+        })
+    }
+}
+
+impl Leader<'_, '_> {
+    fn live(&mut self, tally: &mut Tally, watch: &mut dyn FnMut(Event)) -> Result<End, Error> {
+        loop {
+            let orders = self.remind(watch);
+            if self.silent > ANSWERING {
+                return Ok(End::Died(format!("ranks {:?} do not answer", self.coordinator.unanswered())));
+            }
+            if let Err(why) = self.follow(orders, tally, watch) {
+                return Ok(End::Died(why));
+            }
+            let due = self.next.map_or(self.next_tick, |next| next.min(self.next_tick));
+            let orders = match self.life.hear(due.saturating_sub(self.began.elapsed())) {
+                Ok(Some((rank, frame))) => match self.heard(rank, frame)? {
+                    Ok(orders) => orders,
+                    Err(why) => return Ok(End::Died(why)),
+                },
+                Ok(None) => continue,
+                Err(why) => return Ok(End::Died(why)),
+            };
+            if let Err(why) = self.follow(orders, tally, watch) {
+                return Ok(End::Died(why));
+            }
+            if let Some(answers) = self.life.answers() {
+                // Permanent, though not everybody has heard of it; nobody needs to any more.
+                let ccn = self.coordinator.ccn();
+                if let Some(taken) = self.current.take().and_then(|current| current.taken(ccn)) {
+                    tally.checkpoints.push(taken.clone());
+                    watch(Event::Permanent(taken));
+                }
+                return Ok(End::Done(answers));
+            }
+        }
+    }
+
+    /// What is due by the clock.
+    fn remind(&mut self, watch: &mut dyn FnMut(Event)) -> Orders {
+        let now = self.began.elapsed();
+        let mut orders = Vec::new();
+        if now >= self.next_tick {
+            self.next_tick = now + TICK;
+            self.silent = if self.coordinator.unanswered().is_empty() { 0 } else { self.silent + 1 };
+            orders.extend(self.coordinator.tick());
+        }
+        if let (Some(next), Some(every)) = (self.next, self.life.options.every)
+            && now >= next
+        {
+            self.next = Some((next + every).max(now));
+            if self.coordinator.is_idle() {
+                orders.extend(self.begin_checkpoint(watch));
+            }
+        }
+        orders
+    }
+
+    fn begin_checkpoint(&mut self, watch: &mut dyn FnMut(Event)) -> Orders {
+        let ccn = self.coordinator.ccn() + 1;
+        if let Err(error) = self.stable.begin(ccn) {
+            tracing::warn!("no checkpoint was begun: {error}");
+            return Vec::new();
+        }
+        watch(Event::Began(ccn));
+        self.current = Some(Current { since: Stopwatch::start(), costs: Vec::new(), kept: None });
+        self.coordinator.begin()
+    }
+
+    /// What a rank says. Within: who died.
+    fn heard(&mut self, rank: usize, frame: Frame) -> Result<Result<Orders, String>, Error> {
+        match frame {
+            Frame::Pages(pages) => {
+                if let Err(error) = self.stable.put_pages(rank, &pages) {
+                    tracing::warn!("checkpoint {} is given up: {error}", pages.ccn);
+                    return Ok(Ok(self.coordinator.abort()));
+                }
+            }
+            Frame::State { ccn, used, state } => self.stable.put_state(rank, ccn, used, state),
+            Frame::Answer(answer) => return Ok(Ok(self.coordinator.heard(rank, answer))),
+            Frame::Cost(cost) => {
+                if let Some(current) = self.current.as_mut().filter(|_| cost.ccn == self.coordinator.ccn()) {
+                    current.costs.push(cost);
+                }
+            }
+            other => return Ok(self.life.heard(rank, other)?.map(|()| Vec::new())),
+        }
+        Ok(Ok(Vec::new()))
+    }
+
+    /// Does what the protocol says. Fails with who died.
+    fn follow(&mut self, orders: Orders, tally: &mut Tally, watch: &mut dyn FnMut(Event)) -> Result<(), String> {
+        let mut orders = std::collections::VecDeque::from(orders);
+        while let Some(order) = orders.pop_front() {
+            match order {
+                Order::Tell(rank, told) => {
+                    if matches!(told, Tell::Abort(_)) {
+                        self.stable.drop_tentative();
+                    }
+                    self.life.tell(rank, &Frame::Tell(told))?;
+                }
+                Order::Persist(whole) => orders.extend(self.persist(&whole)),
+                Order::Over { ccn, permanent } => {
+                    let taken = self.current.take().filter(|_| permanent).and_then(|current| current.taken(ccn));
+                    match taken {
+                        Some(taken) => {
+                            tally.checkpoints.push(taken.clone());
+                            watch(Event::Permanent(taken));
+                        }
+                        None => {
+                            tally.aborted += 1;
+                            watch(Event::Aborted(ccn));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn persist(&mut self, whole: &Whole<Arc<Parcel>>) -> Orders {
+        match (self.stable.persist(whole), &mut self.current) {
+            (Ok(kept), Some(current)) => {
+                current.kept = Some(kept);
+                self.coordinator.persisted(true)
+            }
+            (Ok(_), None) => self.coordinator.persisted(true),
+            (Err(error), _) => {
+                tracing::warn!("checkpoint {} is given up: {error}", whole.ccn);
+                self.coordinator.persisted(false)
+            }
+        }
+    }
+}
