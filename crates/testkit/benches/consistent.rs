@@ -46,7 +46,7 @@ const PROGRAMS: [(&str, Entry, &[usize]); 8] = [
     ("tsp", tsp::program, &[17]),
 ];
 
-const WAYS: [Mode; 3] = [Mode::Consistent, Mode::Blocking, Mode::Full];
+const WAYS: [Mode; 4] = [Mode::Consistent, Mode::Blocking, Mode::Full, Mode::Optimistic];
 
 struct Way {
     seconds: Vec<f64>,
@@ -176,5 +176,12 @@ fn tell(report: &mut Report, measured: &[Measured], ranks: usize, marked: bool) 
     table("6", "increase of the running time", &["full (%)", "incremental (%)"], &|program| vec![program.overhead(2), program.overhead(0)]);
     table("7", "elapsed", &["full (ms)", "incremental (ms)", "less (%)"], &|program| {
         less(program.mean(2, |taken| taken.elapsed_ns) / 1e6, program.mean(0, |taken| taken.elapsed_ns) / 1e6)
+    });
+    let columns = ["optimistic (%)", "consistent (%)", "checkpoints of a rank", "of all in the store at most", "garbage"];
+    table("8", "increase of the running time", &columns, &|program| {
+        let outcome = program.ways[3].last.as_ref();
+        let taken = outcome.map_or(0, |outcome| outcome.checkpoints.len()) as f64 / ranks as f64;
+        let garbage = outcome.and_then(|outcome| outcome.garbage).unwrap_or_default();
+        vec![program.overhead(3), program.overhead(0), taken, garbage.most as f64, garbage.collected as f64]
     });
 }
