@@ -37,12 +37,12 @@ type Entry = fn(&[usize]) -> ExitCode;
 /// Of the paper's sizes or more, so that each takes some ten seconds on two processors.
 const PROGRAMS: [(&str, Entry, &[usize]); 8] = [
     ("fft", fft::program, &[1 << 20, 24]),
-    ("gauss", gauss::program, &[2600]),
+    ("gauss", gauss::program, &[4000]),
     ("grid", grid::program, &[2048, 1500]),
     ("matmult", matmult::program, &[2400]),
-    ("nqueens", nqueens::program, &[15]),
-    ("prime", prime::program, &[37]),
-    ("sparse", sparse::program, &[48000, 1500]),
+    ("nqueens", nqueens::program, &[16]),
+    ("prime", prime::program, &[46]),
+    ("sparse", sparse::program, &[48000, 4500]),
     ("tsp", tsp::program, &[17]),
 ];
 
