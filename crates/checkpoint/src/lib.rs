@@ -8,6 +8,8 @@
 //! This room does no I/O, starts no thread, reads no clock and knows neither QEMU nor the store.
 
 pub mod consistent;
+#[cfg(test)]
+mod explore;
 pub mod optimistic;
 pub mod part;
 pub mod protocol;

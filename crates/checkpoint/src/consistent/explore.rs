@@ -2,10 +2,7 @@
 //! within small budgets, and random orders for more.
 
 use super::{Answer, Ccn, Coordinator, Cut, Member, Order, Rank, Tell, Whole};
-use std::{
-    collections::HashSet,
-    hash::{DefaultHasher, Hash, Hasher},
-};
+use crate::explore::{self, Numbers, World as _};
 
 /// What a message is: who sent it to whom as which. It is the same in every life of its sender, who does not go by chance.
 type Message = (Rank, Rank, u64);
@@ -91,92 +88,6 @@ impl World {
 
     fn ranks(&self) -> usize {
         self.members.len()
-    }
-
-    /// All that can happen now.
-    fn events(&self) -> Vec<Event> {
-        let (left, ranks) = (&self.left, self.ranks());
-        let mut events = Vec::new();
-        if left.begins > 0 && self.coordinator.is_idle() {
-            events.push(Event::Begin);
-        }
-        if left.sends > 0 {
-            events.extend((0..ranks).flat_map(|from| (0..ranks).filter(move |to| *to != from).map(move |to| Event::Send(from, to))));
-        }
-        for packet in 0..self.packets.len() {
-            events.push(Event::Arrive(packet));
-            if left.losses > 0 {
-                events.push(Event::Lose(packet));
-            }
-            if left.doubles > 0 {
-                events.push(Event::Double(packet));
-            }
-        }
-        events.extend((0..ranks).filter(|rank| self.members[*rank].wanted().is_some()).map(Event::Capture));
-        let fails = if left.failures > 0 { &[true, false][..] } else { &[true] };
-        for ok in fails {
-            events.extend((0..ranks).filter(|rank| self.saving[*rank].is_some()).map(|rank| Event::Save(rank, *ok)));
-            events.extend(self.persisting.as_ref().map(|_| Event::Persist(*ok)));
-        }
-        if left.ticks > 0 && !self.coordinator.is_idle() {
-            events.push(Event::Tick);
-        }
-        if left.crashes > 0 {
-            events.push(Event::Crash);
-        }
-        events
-    }
-
-    fn happen(&mut self, event: Event) {
-        match event {
-            Event::Begin => {
-                self.left.begins -= 1;
-                let orders = self.coordinator.begin();
-                self.follow(orders);
-            }
-            Event::Send(from, to) => {
-                self.left.sends -= 1;
-                self.send(from, to);
-            }
-            Event::Arrive(packet) => {
-                let packet = self.packets.remove(packet);
-                self.arrive(packet);
-            }
-            Event::Lose(packet) => {
-                self.left.losses -= 1;
-                self.packets.remove(packet);
-            }
-            Event::Double(packet) => {
-                self.left.doubles -= 1;
-                self.packets.push(self.packets[packet].clone());
-            }
-            Event::Capture(rank) => self.capture(rank),
-            Event::Save(rank, ok) => {
-                self.left.failures -= u8::from(!ok);
-                let ccn = self.saving[rank].take().expect("something is saved");
-                let answer = self.members[rank].saved(ccn, ok);
-                self.put(answer.map(|answer| Packet::Answer(rank, answer)));
-            }
-            Event::Persist(ok) => {
-                self.left.failures -= u8::from(!ok);
-                let whole = self.persisting.take().expect("something is made durable");
-                if ok {
-                    self.check(&whole);
-                    self.permanent = Some(whole);
-                }
-                let orders = self.coordinator.persisted(ok);
-                self.follow(orders);
-            }
-            Event::Tick => {
-                self.left.ticks -= 1;
-                self.tick();
-            }
-            Event::Crash => {
-                self.left.crashes -= 1;
-                self.go_back();
-            }
-        }
-        self.packets.sort_by_cached_key(hash);
     }
 
     /// Puts packets on their way. What is told again while it is on its way already is not told apart from being told once; doubles are events of their own.
@@ -301,6 +212,108 @@ impl World {
         self.permanent = Some(whole);
     }
 
+    fn quiet(&mut self) {
+        self.left = Budget { begins: 0, sends: 0, losses: 0, doubles: 0, ticks: 0, failures: 0, crashes: 0 };
+        for _ in 0..16 {
+            while let Some(event) = self.events().first() {
+                self.happen(*event);
+            }
+            self.tick();
+        }
+        assert!(self.members.iter().all(|member| member.wanted().is_none() && !member.is_tentative()));
+        assert!(self.packets.is_empty(), "{:?}", self.packets);
+    }
+}
+
+impl explore::World for World {
+    type Event = Event;
+
+    /// All that can happen now.
+    fn events(&self) -> Vec<Event> {
+        let (left, ranks) = (&self.left, self.ranks());
+        let mut events = Vec::new();
+        if left.begins > 0 && self.coordinator.is_idle() {
+            events.push(Event::Begin);
+        }
+        if left.sends > 0 {
+            events.extend((0..ranks).flat_map(|from| (0..ranks).filter(move |to| *to != from).map(move |to| Event::Send(from, to))));
+        }
+        for packet in 0..self.packets.len() {
+            events.push(Event::Arrive(packet));
+            if left.losses > 0 {
+                events.push(Event::Lose(packet));
+            }
+            if left.doubles > 0 {
+                events.push(Event::Double(packet));
+            }
+        }
+        events.extend((0..ranks).filter(|rank| self.members[*rank].wanted().is_some()).map(Event::Capture));
+        let fails = if left.failures > 0 { &[true, false][..] } else { &[true] };
+        for ok in fails {
+            events.extend((0..ranks).filter(|rank| self.saving[*rank].is_some()).map(|rank| Event::Save(rank, *ok)));
+            events.extend(self.persisting.as_ref().map(|_| Event::Persist(*ok)));
+        }
+        if left.ticks > 0 && !self.coordinator.is_idle() {
+            events.push(Event::Tick);
+        }
+        if left.crashes > 0 {
+            events.push(Event::Crash);
+        }
+        events
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Begin => {
+                self.left.begins -= 1;
+                let orders = self.coordinator.begin();
+                self.follow(orders);
+            }
+            Event::Send(from, to) => {
+                self.left.sends -= 1;
+                self.send(from, to);
+            }
+            Event::Arrive(packet) => {
+                let packet = self.packets.remove(packet);
+                self.arrive(packet);
+            }
+            Event::Lose(packet) => {
+                self.left.losses -= 1;
+                self.packets.remove(packet);
+            }
+            Event::Double(packet) => {
+                self.left.doubles -= 1;
+                self.packets.push(self.packets[packet].clone());
+            }
+            Event::Capture(rank) => self.capture(rank),
+            Event::Save(rank, ok) => {
+                self.left.failures -= u8::from(!ok);
+                let ccn = self.saving[rank].take().expect("something is saved");
+                let answer = self.members[rank].saved(ccn, ok);
+                self.put(answer.map(|answer| Packet::Answer(rank, answer)));
+            }
+            Event::Persist(ok) => {
+                self.left.failures -= u8::from(!ok);
+                let whole = self.persisting.take().expect("something is made durable");
+                if ok {
+                    self.check(&whole);
+                    self.permanent = Some(whole);
+                }
+                let orders = self.coordinator.persisted(ok);
+                self.follow(orders);
+            }
+            Event::Tick => {
+                self.left.ticks -= 1;
+                self.tick();
+            }
+            Event::Crash => {
+                self.left.crashes -= 1;
+                self.go_back();
+            }
+        }
+        self.packets.sort_by_cached_key(explore::hash);
+    }
+
     /// From here on nothing goes wrong: then all messages arrive, the checkpoint on its way ends, and another one becomes permanent.
     fn settle(mut self) {
         let before = self.permanent.as_ref().map(|whole| whole.ccn);
@@ -319,45 +332,11 @@ impl World {
             }
         }
     }
-
-    fn quiet(&mut self) {
-        self.left = Budget { begins: 0, sends: 0, losses: 0, doubles: 0, ticks: 0, failures: 0, crashes: 0 };
-        for _ in 0..16 {
-            while let Some(event) = self.events().first() {
-                self.happen(*event);
-            }
-            self.tick();
-        }
-        assert!(self.members.iter().all(|member| member.wanted().is_none() && !member.is_tentative()));
-        assert!(self.packets.is_empty(), "{:?}", self.packets);
-    }
-}
-
-fn hash(value: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
 }
 
 /// Goes through every order of events. Returns how many states there are.
 fn explore(ranks: usize, budget: Budget) -> usize {
-    let first = World::new(ranks, PATIENCE, budget);
-    let (mut seen, mut left) = (HashSet::from([hash(&first)]), vec![first]);
-    while let Some(world) = left.pop() {
-        let events = world.events();
-        // To look at the end of every state takes too long; the ends of those that are visited last are all among these.
-        if events.is_empty() || hash(&world) % 64 == 0 {
-            world.clone().settle();
-        }
-        for event in events {
-            let mut next = world.clone();
-            next.happen(event);
-            if seen.insert(hash(&next)) {
-                left.push(next);
-            }
-        }
-    }
-    seen.len()
+    explore::explore(World::new(ranks, PATIENCE, budget))
 }
 
 /// In ticks: little, so that its end is among what is gone through.
@@ -393,19 +372,6 @@ fn every_order_of_three_ranks_with_a_crash() {
 fn every_order_of_three_ranks_whose_patience_ends() {
     let states = explore(3, Budget { sends: 1, ticks: 2, ..NOTHING });
     assert!(states > 10_000, "{states}");
-}
-
-/// A sequence of numbers that a seed stands for (SplitMix64).
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % end as u64) as usize
-    }
 }
 
 #[test]

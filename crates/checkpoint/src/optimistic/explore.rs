@@ -2,10 +2,9 @@
 //! for more. The recovery line is compared with all combinations of checkpoints.
 
 use super::{Captured, History, Member, Stamp};
-use crate::consistent::{Ccn, Cut, Rank};
-use std::{
-    collections::HashSet,
-    hash::{DefaultHasher, Hash, Hasher},
+use crate::{
+    consistent::{Ccn, Cut, Rank},
+    explore::{self, Numbers, World as _},
 };
 
 /// Who sent it to whom as which: the same in every life of its sender, who does not go by chance.
@@ -71,67 +70,6 @@ impl World {
 
     fn ranks(&self) -> usize {
         self.members.len()
-    }
-
-    fn events(&self) -> Vec<Event> {
-        let (left, ranks) = (&self.left, self.ranks());
-        let mut events: Vec<_> = (0..self.packets.len()).map(Event::Arrive).collect();
-        if left.sends > 0 {
-            events.extend((0..ranks).flat_map(|from| (0..ranks).filter(move |to| *to != from).map(move |to| Event::Send(from, to))));
-        }
-        if left.losses > 0 {
-            events.extend((0..self.packets.len()).map(Event::Lose));
-        }
-        if left.doubles > 0 {
-            events.extend((0..self.packets.len()).map(Event::Double));
-        }
-        for rank in 0..ranks {
-            match self.saving[rank] {
-                None if left.captures > 0 => events.push(Event::Capture(rank)),
-                None => {}
-                Some(_) => events.extend([Event::Save(rank, true), Event::Save(rank, false)]),
-            }
-        }
-        if left.crashes > 0 {
-            events.push(Event::Crash);
-        }
-        events
-    }
-
-    fn happen(&mut self, event: Event) {
-        match event {
-            Event::Send(from, to) => {
-                self.left.sends -= 1;
-                self.sent[from][to] += 1;
-                let message = (from, to, self.sent[from][to]);
-                let packet = (self.members[from].sending(to, message), message);
-                self.packets.push(packet);
-                self.all.push(packet);
-            }
-            Event::Arrive(place) => self.arrive(place),
-            Event::Lose(place) => {
-                self.left.losses -= 1;
-                self.packets.swap_remove(place);
-            }
-            Event::Double(place) => {
-                self.left.doubles -= 1;
-                self.packets.push(self.packets[place]);
-            }
-            Event::Capture(rank) => {
-                self.left.captures -= 1;
-                let member = &mut self.members[rank];
-                member.due();
-                let captured = member.captured().expect("it is wanted");
-                assert_eq!(captured.cut, Cut { sent: self.sent[rank].clone(), received: self.got[rank].clone() });
-                assert!(member.wanted().is_none() && member.captured().is_none());
-                self.saving[rank] = Some(captured);
-            }
-            Event::Save(rank, ok) => self.save(rank, ok),
-            Event::Crash => {
-                self.left.crashes -= 1;
-                self.go_back();
-            }
-        }
     }
 
     fn arrive(&mut self, place: usize) {
@@ -220,6 +158,71 @@ impl World {
             self.members[rank] = Member::restored(from);
         }
     }
+}
+
+impl explore::World for World {
+    type Event = Event;
+
+    fn events(&self) -> Vec<Event> {
+        let (left, ranks) = (&self.left, self.ranks());
+        let mut events: Vec<_> = (0..self.packets.len()).map(Event::Arrive).collect();
+        if left.sends > 0 {
+            events.extend((0..ranks).flat_map(|from| (0..ranks).filter(move |to| *to != from).map(move |to| Event::Send(from, to))));
+        }
+        if left.losses > 0 {
+            events.extend((0..self.packets.len()).map(Event::Lose));
+        }
+        if left.doubles > 0 {
+            events.extend((0..self.packets.len()).map(Event::Double));
+        }
+        for rank in 0..ranks {
+            match self.saving[rank] {
+                None if left.captures > 0 => events.push(Event::Capture(rank)),
+                None => {}
+                Some(_) => events.extend([Event::Save(rank, true), Event::Save(rank, false)]),
+            }
+        }
+        if left.crashes > 0 {
+            events.push(Event::Crash);
+        }
+        events
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Send(from, to) => {
+                self.left.sends -= 1;
+                self.sent[from][to] += 1;
+                let message = (from, to, self.sent[from][to]);
+                let packet = (self.members[from].sending(to, message), message);
+                self.packets.push(packet);
+                self.all.push(packet);
+            }
+            Event::Arrive(place) => self.arrive(place),
+            Event::Lose(place) => {
+                self.left.losses -= 1;
+                self.packets.swap_remove(place);
+            }
+            Event::Double(place) => {
+                self.left.doubles -= 1;
+                self.packets.push(self.packets[place]);
+            }
+            Event::Capture(rank) => {
+                self.left.captures -= 1;
+                let member = &mut self.members[rank];
+                member.due();
+                let captured = member.captured().expect("it is wanted");
+                assert_eq!(captured.cut, Cut { sent: self.sent[rank].clone(), received: self.got[rank].clone() });
+                assert!(member.wanted().is_none() && member.captured().is_none());
+                self.saving[rank] = Some(captured);
+            }
+            Event::Save(rank, ok) => self.save(rank, ok),
+            Event::Crash => {
+                self.left.crashes -= 1;
+                self.go_back();
+            }
+        }
+    }
 
     /// From here on nothing goes wrong: all messages arrive, and when then each rank takes a checkpoint, these are the line and all else is garbage.
     fn settle(mut self) {
@@ -244,30 +247,9 @@ impl World {
     }
 }
 
-fn hash(value: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
-}
-
-/// Goes through every order of events. Returns how many states there are.
+/// Goes through every order of events of three ranks. Returns how many states there are.
 fn explore(budget: Budget) -> usize {
-    let first = World::new(3, budget);
-    let (mut seen, mut left) = (HashSet::from([hash(&first)]), vec![first]);
-    while let Some(world) = left.pop() {
-        let events = world.events();
-        if events.is_empty() || hash(&world) % 64 == 0 {
-            world.clone().settle();
-        }
-        for event in events {
-            let mut next = world.clone();
-            next.happen(event);
-            if seen.insert(hash(&next)) {
-                left.push(next);
-            }
-        }
-    }
-    seen.len()
+    explore::explore(World::new(3, budget))
 }
 
 const NOTHING: Budget = Budget { sends: 0, captures: 0, losses: 0, doubles: 0, crashes: 0 };
@@ -282,19 +264,6 @@ fn every_order_of_three_ranks_that_go_back() {
 fn every_order_of_three_ranks_with_a_loss_and_a_double() {
     let states = explore(Budget { sends: 2, captures: 1, losses: 1, doubles: 1, ..NOTHING });
     assert!(states > 1_000, "{states}");
-}
-
-/// A sequence of numbers that a seed stands for (SplitMix64).
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % end as u64) as usize
-    }
 }
 
 #[test]
