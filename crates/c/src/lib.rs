@@ -4,6 +4,7 @@
 
 #![allow(unsafe_code)]
 
+mod mpi;
 mod ranks;
 
 use fermata_process::{CriticalArea, Heap, Options, Pending, Placed, Tracking};

@@ -1,5 +1,7 @@
 //! Programs in C against the shared library, compiled as a user would.
 
+mod common;
+
 use fermata_process::ranks::{Event, Options, host};
 use fermata_store::Store;
 use rustix::process::{Pid, Signal, kill_process};
@@ -10,24 +12,15 @@ use std::{
     time::Duration,
 };
 
-/// Where the library lies: beside this test, or one above.
-fn library() -> PathBuf {
-    let test = std::env::current_exe().expect("this test");
-    let mut places = test.ancestors().skip(1).take(2).map(Path::to_owned);
-    places.find(|place| place.join("libfermata.so").exists()).expect("libfermata.so was built with this test")
-}
-
 fn compile(name: &str, place: &Path) -> PathBuf {
-    let (here, library, program) = (Path::new(env!("CARGO_MANIFEST_DIR")), library(), place.join(name));
+    let (here, program) = (Path::new(env!("CARGO_MANIFEST_DIR")), place.join(name));
     let compiled = Command::new("cc")
         .args(["-Wall", "-Wextra", "-Werror", "-O2", "-I"])
         .arg(here.join("include"))
         .arg(here.join(format!("tests/{name}.c")))
         .arg("-o")
         .arg(&program)
-        .arg(format!("-L{}", library.display()))
-        .arg(format!("-Wl,-rpath,{}", library.display()))
-        .arg("-lfermata")
+        .args(common::linked())
         .status()
         .expect("a C compiler");
     assert!(compiled.success());

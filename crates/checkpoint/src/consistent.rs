@@ -14,13 +14,17 @@
 //! Messages of a channel are numbered, so that a lost one is missed, a doubled one is dropped, and one that overtook another waits for it. Nothing here waits, and nothing assumes
 //! that what one sends arrives: what may be lost is told again at each [`Coordinator::tick`].
 //!
+//! Some programs can be captured only at calls that they make, and wait for messages elsewhere, too: [`Calls`] says at which of them, and [`Aim`] has the coordinator choose.
+//!
 //! The machine of [`crate::Protocol`] is another: its parts stand still together, in an order, for all of a capture, and one caller does every step. Here nobody stands still with another.
 
+mod calls;
 mod coordinator;
 #[cfg(test)]
 mod explore;
 mod member;
 
+pub use calls::{Aim, Calls, Chance};
 pub use coordinator::{Coordinator, Order, Whole};
 pub use member::{Delivery, Member};
 

@@ -41,6 +41,23 @@ fn answer(output: &Output) -> serde_json::Value {
 }
 
 #[test]
+fn a_program_of_mpi_is_started_by_mpirun() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = |options: &[&str]| run_ranks(&directory.path().join("store"), options);
+    let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    // In the place of mpirun: what tells the words that it gets, and ends before a rank comes.
+    let ended = run(&["--transport", "mpi", "--mpirun", "echo words", "--retries", "1"]);
+    let words = String::from_utf8_lossy(&ended.stdout).into_owned();
+    assert!(words.starts_with("words -n 3 /"), "{words}");
+    assert!(said(&ended).contains("went back 2 times") && said(&ended).contains("mpirun ended with"), "{}", said(&ended));
+    let nowhere = run(&["--transport", "mpi", "--mpirun", "/no/mpirun"]);
+    assert!(said(&nowhere).contains("/no/mpirun"), "{}", said(&nowhere));
+    let mode = run(&["--transport", "mpi", "--mode", "blocking"]);
+    assert!(said(&mode).contains("consistent or full"), "{}", said(&mode));
+    assert_eq!(run(&["--mpirun", "mpirun"]).status.code(), Some(2));
+}
+
+#[test]
 fn a_run_goes_on_from_the_copy_when_the_store_is_lost() {
     let directory = tempfile::tempdir().unwrap();
     let (store, remote) = (directory.path().join("store"), directory.path().join("remote"));

@@ -32,11 +32,13 @@ pub fn drop_from_mapping(memory: &mut [u8]) -> io::Result<()> {
 /// Has a child process (fork(2)) write to the first byte, and says by which signal it died; none if it could.
 pub fn write_in_child(memory: &mut [u8]) -> io::Result<Option<i32>> {
     let at = memory.as_mut_ptr();
-    // SAFETY: the child does nothing but the write, and ends.
+    // SAFETY: the child does nothing but close its descriptors and write, and ends.
     let child = match unsafe { libc::fork() } {
         ..0 => return Err(io::Error::last_os_error()),
         // SAFETY: memory that is borrowed mutably, or none any more, which is what is to be found out.
         0 => unsafe {
+            // The locks of others' areas are among them, and dying may take a while.
+            libc::close_range(0, u32::MAX, 0);
             at.write_volatile(at.read_volatile().wrapping_add(1));
             libc::_exit(0);
         },

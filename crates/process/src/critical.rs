@@ -117,15 +117,27 @@ impl CriticalArea {
         self.area.include(bytes)
     }
 
-    /// Waits until all that was committed is durable. Failures are told by the next commit.
-    pub fn drain(&self) {
+    /// Waits until all that was committed is durable. Says what failed of it, if no commit has said so yet; the next commit has what that held.
+    pub fn drain(&mut self) -> Result<()> {
         self.line.drain();
+        self.line.recover(&mut self.area)
+    }
+
+    /// In a child of `fork`, which has neither the memory nor the thread that writes, but the lock, as long as it lives: lets go of it, and leaves the rest alone.
+    pub fn abandon(self) {
+        let Self { area, line, _lock: lock } = self;
+        std::mem::forget((area, line));
+        drop(lock);
     }
 
     /// Commits several areas at one instant: nobody writes to any of them until all are captured. One checkpoint each, durable when this returns.
     pub fn commit_together(areas: &mut [&mut CriticalArea]) -> Result<Vec<CheckpointId>> {
+        Self::commit_together_behind(areas)?.iter().map(Pending::wait).collect()
+    }
+
+    /// The same, but returns as soon as what was written is copied; see [`Cycle::commit_behind`].
+    pub fn commit_together_behind(areas: &mut [&mut CriticalArea]) -> Result<Vec<Pending>> {
         areas.iter_mut().try_for_each(|area| area.line.recover(&mut area.area))?;
-        let mut taken: Vec<Pending> = Vec::new();
         let mut captures = Vec::new();
         for at in 0..areas.len() {
             let watch = Stopwatch::start();
@@ -137,10 +149,7 @@ impl CriticalArea {
                 }
             }
         }
-        for (area, (capture, pause)) in areas.iter().zip(captures) {
-            taken.push(area.line.write(capture, None, pause));
-        }
-        taken.iter().map(Pending::wait).collect()
+        Ok(areas.iter().zip(captures).map(|(area, (capture, pause))| area.line.write(capture, None, pause)).collect())
     }
 }
 
@@ -180,9 +189,8 @@ impl Cycle<'_> {
 
     /// Undoes all writes since the last commit: the area is again as it was then. Waits until that is durable. After an error some pages may have been undone.
     pub fn roll_back(self) -> Result<()> {
+        self.area.drain()?;
         let CriticalArea { area, line, .. } = self.area;
-        line.drain();
-        line.recover(area)?;
         let written = area.written()?;
         let mut page = [0; PAGE_SIZE];
         for number in &written {

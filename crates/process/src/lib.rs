@@ -19,6 +19,7 @@
 //! - [`heap`]: [`Heap`]: an allocator that places structures inside an area
 //! - `line`: who writes captures to the store, one after the other, behind the program; [`Pending`]: a commit that is being written
 //! - [`ranks`]: programs of several ranks that send each other messages, and consistent checkpoints of them
+//! - `record`: records of what is no machine
 //! - [`replica`]: commits to a second process instead of a store: [`Replica`] sends, [`Backup`] receives and takes over
 //! - [`tracking`]: [`Tracking`]: how writes are found; `auto`: the cheapest way, by what was measured
 //!
@@ -34,6 +35,7 @@ mod error;
 pub mod heap;
 mod line;
 pub mod ranks;
+mod record;
 pub mod replica;
 pub mod tracking;
 

@@ -8,8 +8,8 @@
 //!
 //! A capture that was queued behind one that failed must not be written: its checkpoint would lack the other's pages. It fails, too.
 
-use crate::{Area, Capture, Error, Result, capture::read_page};
-use fermata_linux::clock::{self, Stopwatch};
+use crate::{Area, Capture, Error, Result, capture::read_page, record::record};
+use fermata_linux::clock::Stopwatch;
 use fermata_store::{Cost, Hold, Record, Store};
 use fermata_types::{CheckpointId, PAGE_SIZE, PageNumber, PageSet, PartKind, PartState};
 use std::{
@@ -241,21 +241,10 @@ fn write(store: &Store, name: &str, head: Option<Head>, job: &Job) -> Result<Hea
         parts: BTreeMap::from([(name.to_owned(), pages)]),
         ..Cost::default()
     };
-    let record = Record {
-        parent: head.as_ref().map(|head| head.hold.id()),
-        experiment: name.to_owned(),
-        branch: BRANCH.to_owned(),
-        message: job.message.clone(),
-        created_ns: clock::wall_ns(),
-        time_virtual_ns: 0,
-        began_ns: None,
-        spec: serde_json::json!({ "name": name, "area": { "pages": part.tables.values().map(|root| root.pages).sum::<u64>() } }),
-        events: 0,
-        waiting: Vec::new(),
-        parts: vec![part.clone()],
-        images: Vec::new(),
-        cost,
-    };
+    let pages: u64 = part.tables.values().map(|root| root.pages).sum();
+    let spec = serde_json::json!({ "name": name, "area": { "pages": pages } });
+    let parent = head.as_ref().map(|head| head.hold.id());
+    let record = Record { message: job.message.clone(), ..record(parent, name, BRANCH, spec, vec![part.clone()], cost) };
     let hold = writer.commit_held(&record)?;
     Ok(Head { hold: Arc::new(hold), state: Arc::new(part) })
 }

@@ -19,6 +19,7 @@
 //! - `area`: the memory that is captured, copied when it is written to before it was saved
 //! - `runtime`: the threads around the program
 //! - `side`: its side of either protocol
+//! - [`mpi`]: the same for a program of MPI, which is no program of steps
 //! - `wire`: what goes over the sockets
 //!
 //! The protocols are those of `fermata_checkpoint::consistent` and `fermata_checkpoint::optimistic`; which shape a program has and why is in `docs/decisions/0038-ranks.md`.
@@ -42,4 +43,5 @@ pub use host::{Error, Event, Garbage, Line, Options, Outcome, Taken};
 pub use messages::{Messages, Wants};
 pub use mode::{Mode, Transport};
 pub use program::{Here, Layout, Next, Program, Ranks};
+pub use runtime::mpi;
 pub use runtime::{run, try_run};

@@ -38,6 +38,8 @@ mod tsp;
 const PROGRAM: &str = "RANKS_TEST_PROGRAM";
 const STORE: &str = "RANKS_TEST_STORE";
 const MODE: &str = "RANKS_TEST_MODE";
+/// A program that is done before it is killed is begun again, so often at most.
+const TRIES: usize = 10;
 
 /// The programs, with arguments for some seconds of work in all, and what the answer says.
 const PROGRAMS: [(&str, &str, &str); 8] = [
@@ -216,23 +218,29 @@ fn every_mode_and_transport_goes_back_rightly() {
     let ways = [Mode::Consistent, Mode::Blocking, Mode::Full, Mode::Precopy].map(|mode| (mode, Transport::Unix));
     for (mode, transport) in ways.into_iter().chain([(Mode::Consistent, Transport::Tcp)]) {
         for program in [PROGRAMS[2], PROGRAMS[6]] {
-            let store = tempfile::tempdir().unwrap();
-            let mut options = options(&format!("{} {}", program.0, program.1));
-            (options.mode, options.transport) = (mode, transport);
-            // All are killed right after the third checkpoint.
-            let pids = Mutex::new(Vec::new());
-            let outcome = host::run(&Store::open(store.path()).unwrap(), &options, &mut |event| match event {
-                Event::Started { pids: started, .. } => *pids.lock().unwrap() = started,
-                Event::Permanent(taken) if taken.ccn == 3 => {
-                    pids.lock().unwrap().iter().for_each(|pid| kill_process(Pid::from_raw(*pid as i32).unwrap(), Signal::KILL).unwrap());
-                }
-                _ => {}
-            });
-            let outcome = outcome.unwrap();
-            answer_of(program, &outcome);
-            assert_eq!(outcome.rollbacks, 1, "{mode} {transport:?} {}", program.0);
+            // On a busy host a program may be done before it has taken so many checkpoints.
+            let back = (0..TRIES).map(|_| killed_after(2, program, mode, transport).rollbacks).find(|rollbacks| *rollbacks > 0);
+            assert_eq!(back, Some(1), "{mode} {transport:?} {}", program.0);
         }
     }
+}
+
+/// All are killed right after so many checkpoints, if it comes to that many; the answer is right.
+fn killed_after(checkpoints: u64, program: (&str, &str, &str), mode: Mode, transport: Transport) -> Outcome {
+    let store = tempfile::tempdir().unwrap();
+    let mut options = options(&format!("{} {}", program.0, program.1));
+    (options.mode, options.transport) = (mode, transport);
+    let mut pids = Vec::new();
+    let outcome = host::run(&Store::open(store.path()).unwrap(), &options, &mut |event| match event {
+        Event::Started { pids: started, .. } => pids = started,
+        Event::Permanent(taken) if taken.ccn == checkpoints => {
+            pids.iter().for_each(|pid| kill_process(Pid::from_raw(*pid as i32).unwrap(), Signal::KILL).unwrap());
+        }
+        _ => {}
+    });
+    let outcome = outcome.unwrap();
+    answer_of(program, &outcome);
+    outcome
 }
 
 /// Each rank takes its own checkpoints, one is killed, and all go back to what fits together.

@@ -90,6 +90,17 @@ impl<M: Clone> Member<M> {
         Some(Answer::Late { ccn: tentative.ccn, from, number, message: message.clone() })
     }
 
+    /// Whether the next message of a rank has arrived and is one from the future: what that rank sends is held until the capture.
+    pub fn is_held(&self, from: Rank) -> bool {
+        let next = self.held.get(from).and_then(|held| held.get(&(self.received[from] + 1)));
+        next.is_some_and(|(ccn, _)| *ccn > self.ccn)
+    }
+
+    /// How many messages from the future are held.
+    pub fn held(&self) -> u64 {
+        self.held.iter().flat_map(BTreeMap::values).filter(|(ccn, _)| *ccn > self.ccn).count() as u64
+    }
+
     /// Where the channels stand now.
     pub fn cut(&self) -> Cut {
         Cut { sent: self.sent.clone(), received: self.received.clone() }

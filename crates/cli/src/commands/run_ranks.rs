@@ -23,7 +23,7 @@ use std::{path::PathBuf, time::Duration};
 /// With --mode optimistic each rank takes checkpoints by itself, every so often, and several are kept. When a rank dies all go back to the recovery line: the latest checkpoint of each such that none has received a message
 /// that was not sent. One that goes back may pull others back with it, up to the beginning: it is told how far. What lies before the line is removed, unless --keep.
 ///
-/// The program must be written for it: see the library `fermata-process` and its examples.
+/// The program must be written for it: see the library `fermata-process` and its examples. With --transport mpi it is one of MPI, for which two calls are enough: see docs/mpi.md.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -31,6 +31,8 @@ Examples:
   fermata run-ranks -n 16 --every 2m --name weather ./model
   fermata run-ranks -n 16 --resume --name weather ./model
   fermata run-ranks -n 16 --backup nas --name weather ./model
+  fermata run-ranks -n 16 --transport mpi ./jacobi
+  fermata run-ranks -n 16 --transport mpi --mpirun 'mpirun.openmpi --oversubscribe' ./jacobi
   fermata run-ranks -n 4 --mode blocking --json ./fft | jq '.checkpoints[].blocked_ns'
   fermata run-ranks -n 4 --mode optimistic --json ./fft | jq '.lines, .garbage'")]
 pub struct RunRanks {
@@ -46,9 +48,13 @@ pub struct RunRanks {
     #[arg(long, value_name = "MODE", default_value = "consistent")]
     mode: Mode,
 
-    /// How messages travel: unix or tcp
+    /// How messages travel: unix or tcp; or mpi, for a program of MPI, which takes checkpoints that are consistent or full
     #[arg(long, value_name = "HOW", default_value = "unix")]
     transport: Transport,
+
+    /// What starts a program of MPI, and its options [default: mpirun]
+    #[arg(long, value_name = "COMMAND")]
+    mpirun: Option<String>,
 
     /// What the run is called in the store [default: the program's file name]
     #[arg(long, value_name = "NAME")]
@@ -84,6 +90,13 @@ impl RunRanks {
         let file_name = || Some(self.program.file_name()?.to_str()?.to_owned());
         let name = self.name.clone().or_else(file_name);
         let name = name.ok_or_else(|| Failure::Misuse("the run needs a name: say which with --name".into()))?;
+        if self.mpirun.is_some() && self.transport != Transport::Mpi {
+            return Err(Failure::Misuse("--mpirun is for programs of MPI: it goes with --transport mpi".into()));
+        }
+        let mut options = Options::new(&name, self.ranks, &self.program);
+        if let Some(mpirun) = &self.mpirun {
+            options.mpirun = mpirun.split_whitespace().map(str::to_owned).collect();
+        }
         Ok(Options {
             args: self.args.clone(),
             every: (self.every > 0).then(|| Duration::from_nanos(self.every)),
@@ -92,7 +105,7 @@ impl RunRanks {
             resume: self.resume,
             keep: self.keep,
             retries: self.retries,
-            ..Options::new(&name, self.ranks, &self.program)
+            ..options
         })
     }
 
@@ -197,6 +210,8 @@ mod tests {
             copied_pages: 1,
             blocked_ns: 1,
             blocked_most_ns: 2_000_000,
+            late_messages: 0,
+            held_messages: 0,
         };
         let outcome = Outcome {
             answers: vec![String::new(), "42".into()],

@@ -155,6 +155,8 @@ impl Keeper<'_, '_> {
                     copied_pages: 0,
                     blocked_ns: 0,
                     blocked_most_ns: 0,
+                    late_messages: 0,
+                    held_messages: 0,
                 });
             }
             self.note(rank, kept.map(drop));

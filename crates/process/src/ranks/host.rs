@@ -36,6 +36,8 @@ pub struct Options {
     pub mode: Mode,
     /// How messages travel.
     pub transport: Transport,
+    /// What starts a program of MPI, and its options, but for the number of ranks.
+    pub mpirun: Vec<String>,
     /// Go on from the last permanent checkpoint of the last run of this name, if there is one.
     pub resume: bool,
     /// Keep the checkpoints that were replaced by later ones.
@@ -58,6 +60,7 @@ impl Options {
             every: Some(Duration::from_secs(10)),
             mode: Mode::default(),
             transport: Transport::default(),
+            mpirun: vec!["mpirun".to_owned()],
             resume: false,
             keep: false,
             patience: 600,
@@ -123,6 +126,10 @@ pub struct Taken {
     pub blocked_ns: u64,
     /// How long the one stood still that stood longest, ns.
     pub blocked_most_ns: u64,
+    /// Messages that were on their way: they are part of it.
+    pub late_messages: u64,
+    /// Messages that arrived before the receiver was captured, and had been sent after their sender was: they were held until then.
+    pub held_messages: u64,
 }
 
 /// What came out of a run.
@@ -183,6 +190,9 @@ pub enum Error {
         /// What it says.
         why: String,
     },
+    /// A program of MPI came to its end, and says by its exit status that something is wrong.
+    #[error("all ranks came to MPI_Finalize, and then {0}; what the program printed says why")]
+    Ended(String),
     /// It dies again and again.
     #[error(
         "the ranks went back {times} times without a new checkpoint in between; the last time because {why}. See what the program prints; a shorter --every may help, and --resume goes on from the last checkpoint"
@@ -205,6 +215,10 @@ pub fn run(store: &Store, options: &Options, watch: &mut dyn FnMut(Event)) -> Re
     if options.ranks == 0 || options.ranks > RANKS_MAX {
         return Err(Error::Refused(format!("{} ranks; there can be from 1 to {RANKS_MAX}", options.ranks)));
     }
+    if options.transport == Transport::Mpi && !matches!(options.mode, Mode::Consistent | Mode::Full) {
+        let why = "checkpoints of a program of MPI are consistent or full: in the other ways a rank stands still, or goes back by itself, where its messages would have to come";
+        return Err(Error::Refused(why.into()));
+    }
     let spec = serde_json::json!({"ranks": options.ranks, "program": options.program, "args": options.args});
     let mut way: Box<dyn Way> = match options.mode {
         Mode::Optimistic => Box::new(Apart::new(store, options, spec)?),
@@ -218,7 +232,7 @@ pub fn run(store: &Store, options: &Options, watch: &mut dyn FnMut(Event)) -> Re
         let why = match Life::begin(&*way, options, watch) {
             Ok(mut life) => match way.live(&mut life, &mut tally, watch)? {
                 End::Done(answers) => {
-                    life.end();
+                    life.end()?;
                     let Tally { checkpoints, aborted, rollbacks, lines, garbage } = tally;
                     let (elapsed_ns, branch) = (clock.elapsed().as_nanos() as u64, way.branch());
                     return Ok(Outcome { answers, elapsed_ns, branch, checkpoints, aborted, rollbacks, lines, garbage });

@@ -3,11 +3,13 @@
 use super::{
     host::{Error, Event, Options, Way, failed},
     links::{Listener, Stream},
+    mode::Transport,
     runtime,
     wire::{Frame, Token},
 };
 use fermata_linux::{clock::Stopwatch, random};
 use fermata_types::id::hex;
+use rustix::process::{Pid, Signal, kill_process};
 use std::{
     io,
     process::{Child, Command, Stdio},
@@ -20,6 +22,8 @@ use std::{
 const COMING: Duration = Duration::from_secs(60);
 /// How long one may take to say who it is.
 const GREETING: Duration = Duration::from_secs(10);
+/// How long `mpirun` may take to end by itself; four times as long when it is asked to.
+const ENDING: Duration = Duration::from_secs(3);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 /// Frames that wait to be looked at: ranks that send more wait.
 const FRAMES: usize = 64;
@@ -54,19 +58,58 @@ pub(super) struct Life<'a> {
 }
 
 /// Processes that end with us.
-struct Children(Vec<Child>);
+enum Children {
+    /// One for each rank.
+    Ranks(Vec<Child>),
+    /// What has started the ranks, and ends them.
+    Mpirun(Child),
+}
 
 impl Drop for Children {
     fn drop(&mut self) {
-        // All at once, then they are waited for.
-        self.0.iter_mut().for_each(|child| _ = child.kill());
-        self.0.iter_mut().for_each(|child| _ = child.wait());
+        match self {
+            Self::Ranks(ranks) => {
+                // All at once, then they are waited for.
+                ranks.iter_mut().for_each(|child| _ = child.kill());
+                ranks.iter_mut().for_each(|child| _ = child.wait());
+            }
+            Self::Mpirun(mpirun) => end_mpirun(mpirun),
+        }
+    }
+}
+
+/// Asks it to end, for it takes its ranks with it. Where a rank has died it is about to do so by itself, and is better left alone: that of Open MPI, which takes a second, fails when it is asked meanwhile.
+fn end_mpirun(mpirun: &mut Child) {
+    let clock = Stopwatch::start();
+    let mut asked = false;
+    while matches!(mpirun.try_wait(), Ok(None)) {
+        if clock.elapsed() > ENDING && !std::mem::replace(&mut asked, true) {
+            // It has not been waited for: its number is not another's.
+            let _ = Pid::from_raw(mpirun.id() as i32).map(|pid| kill_process(pid, Signal::TERM));
+        }
+        if clock.elapsed() > ENDING * 4 {
+            let _ = mpirun.kill();
+        }
+        thread::sleep(BETWEEN_LOOKS);
     }
 }
 
 impl Children {
     fn dead(&mut self) -> Option<String> {
-        self.0.iter_mut().enumerate().find_map(|(rank, child)| Some(format!("rank {rank} ended with {}", child.try_wait().ok()??)))
+        match self {
+            Self::Ranks(ranks) => {
+                ranks.iter_mut().enumerate().find_map(|(rank, child)| Some(format!("rank {rank} ended with {}", child.try_wait().ok()??)))
+            }
+            Self::Mpirun(mpirun) => Some(format!("mpirun ended with {}", mpirun.try_wait().ok()??)),
+        }
+    }
+
+    /// Ranks that were started here.
+    fn pids(&self) -> Option<Vec<u32>> {
+        match self {
+            Self::Ranks(ranks) => Some(ranks.iter().map(Child::id).collect()),
+            Self::Mpirun(_) => None,
+        }
     }
 }
 
@@ -77,9 +120,16 @@ impl<'a> Life<'a> {
         let token: Token = random::bytes().map_err(failed("draw a token"))?;
         let mut children = start(options, &listener, &token)?;
         let ccn = way.ccn();
-        watch(Event::Started { pids: children.0.iter().map(Child::id).collect(), ccn });
+        let pids = children.pids();
+        let early = pids.is_some();
+        if let Some(pids) = pids {
+            watch(Event::Started { pids, ccn });
+        }
         let arrived = gather(options.ranks, &listener, &token, &mut children)?;
-        let (mut streams, addresses): (Vec<_>, Vec<_>) = arrived.into_iter().unzip();
+        if !early {
+            watch(Event::Started { pids: arrived.iter().map(|arrived| arrived.pid).collect(), ccn });
+        }
+        let (mut streams, addresses): (Vec<_>, Vec<_>) = arrived.into_iter().map(|arrived| (arrived.stream, arrived.address)).unzip();
         let gone = |rank: usize| move |error: io::Error| Beginning::Died(format!("rank {rank} cannot be told where to begin: {error}"));
         for (rank, stream) in streams.iter_mut().enumerate() {
             let every_ns = options.every.map_or(0, |every| every.as_nanos() as u64);
@@ -141,39 +191,66 @@ impl<'a> Life<'a> {
     }
 
     /// All are done: they end by themselves.
-    pub fn end(&mut self) {
+    pub fn end(&mut self) -> Result<(), Error> {
         // Who is gone already needs to hear nothing.
         self.streams.iter_mut().for_each(|stream| _ = Frame::Exit.write(stream));
-        self.children.0.iter_mut().for_each(|child| _ = child.wait());
+        match &mut self.children {
+            Children::Ranks(ranks) => ranks.iter_mut().for_each(|child| _ = child.wait()),
+            Children::Mpirun(mpirun) => {
+                let status = mpirun.wait().map_err(failed("wait for mpirun"))?;
+                if !status.success() {
+                    return Err(Error::Ended(format!("mpirun ended with {status}")));
+                }
+            }
+        }
+        Ok(())
     }
 }
 
 fn start(options: &Options, listener: &Listener, token: &Token) -> Result<Children, Error> {
     let address = listener.address().map_err(failed("listen for the ranks"))?.to_string();
     let token = hex(token);
-    let mut children = Children(Vec::with_capacity(options.ranks));
-    for rank in 0..options.ranks {
-        let mut command = Command::new(&options.program);
+    let spawn = |mut command: Command, rank: &str| {
         command.args(&options.args).envs(options.environment.iter().map(|(name, value)| (name, value))).stdin(Stdio::null());
-        command.env(runtime::ADDRESS, &address).env(runtime::RANK, rank.to_string()).env(runtime::TOKEN, &token);
-        let child = command.spawn().map_err(failed(format!("start {}", options.program.display())))?;
-        children.0.push(child);
+        command.env(runtime::ADDRESS, &address).env(runtime::RANK, rank).env(runtime::TOKEN, &token);
+        command.spawn().map_err(failed(format!("start {}", command.get_program().display())))
+    };
+    if options.transport == Transport::Mpi {
+        let (mpirun, words) = options.mpirun.split_first().ok_or_else(|| Error::Refused("mpirun is an empty word".into()))?;
+        let mut command = Command::new(mpirun);
+        command.args(words).arg("-n").arg(options.ranks.to_string()).arg(&options.program);
+        // MPI says to each which rank it is.
+        return Ok(Children::Mpirun(spawn(command, "")?));
+    }
+    let mut children = Children::Ranks(Vec::with_capacity(options.ranks));
+    for rank in 0..options.ranks {
+        let child = spawn(Command::new(&options.program), &rank.to_string())?;
+        if let Children::Ranks(ranks) = &mut children {
+            ranks.push(child);
+        }
     }
     Ok(children)
 }
 
+/// A rank that has said where it is.
+struct Arrived {
+    stream: Stream,
+    pid: u32,
+    address: String,
+}
+
 /// Waits until all ranks have said where they listen.
-fn gather(ranks: usize, listener: &Listener, token: &Token, children: &mut Children) -> Result<Vec<(Stream, String)>, Beginning> {
+fn gather(ranks: usize, listener: &Listener, token: &Token, children: &mut Children) -> Result<Vec<Arrived>, Beginning> {
     let clock = Stopwatch::start();
     listener.set_nonblocking().map_err(failed("listen for the ranks"))?;
-    let mut arrived: Vec<Option<(Stream, String)>> = (0..ranks).map(|_| None).collect();
+    let mut arrived: Vec<Option<Arrived>> = (0..ranks).map(|_| None).collect();
     while arrived.iter().any(Option::is_none) {
         match listener.accept() {
             Ok(stream) => {
-                if let Some((rank, stream, address)) = greet(stream, token)
+                if let Some((rank, who)) = greet(stream, token)
                     && let Some(place) = arrived.get_mut(rank).filter(|place| place.is_none())
                 {
-                    *place = Some((stream, address));
+                    *place = Some(who);
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -192,12 +269,12 @@ fn gather(ranks: usize, listener: &Listener, token: &Token, children: &mut Child
 }
 
 /// Who it is that has connected, if it is one of ours.
-fn greet(mut stream: Stream, token: &Token) -> Option<(usize, Stream, String)> {
+fn greet(mut stream: Stream, token: &Token) -> Option<(usize, Arrived)> {
     stream.set_blocking().ok()?;
     stream.set_read_timeout(Some(GREETING)).ok()?;
-    let Ok(Some(Frame::Hello { token: theirs, rank, address })) = Frame::read(&mut stream) else { return None };
+    let Ok(Some(Frame::Hello { token: theirs, rank, pid, address })) = Frame::read(&mut stream) else { return None };
     stream.set_read_timeout(None).ok()?;
-    (theirs == *token).then_some((rank as usize, stream, address))
+    (theirs == *token).then_some((rank as usize, Arrived { stream, pid, address }))
 }
 
 /// Hands over what a rank says until it hangs up.

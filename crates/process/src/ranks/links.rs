@@ -131,7 +131,8 @@ impl Listener {
     /// Listens: on a socket of this name in a directory, or on a free port of this host.
     pub fn new(transport: Transport, directory: &Path, name: &str) -> io::Result<Self> {
         match transport {
-            Transport::Unix => {
+            // What goes over MPI is messages, and not what ranks and their coordinator tell each other.
+            Transport::Unix | Transport::Mpi => {
                 let path = directory.join(name);
                 Ok(Self::Unix(UnixListener::bind(&path)?, path))
             }

@@ -129,6 +129,12 @@ impl Inbox {
         self.0.iter()
     }
 
+    /// The first one that fits; it stays here unless it is taken.
+    pub fn find(&mut self, fits: impl Fn(usize, &Parcel) -> bool, take: bool) -> Option<(usize, Arc<Parcel>)> {
+        let place = self.0.iter().position(|(from, parcel)| fits(*from, parcel))?;
+        if take { self.0.remove(place) } else { self.0.get(place).cloned() }
+    }
+
     /// All that is wanted, or nothing.
     pub fn take(&mut self, wants: &Wants) -> Option<Messages> {
         let places = match &wants.0 {

@@ -80,6 +80,8 @@ pub enum Transport {
     Unix,
     /// TCP, on this host's own address.
     Tcp,
+    /// MPI: the program is one of MPI, and started by `mpirun`.
+    Mpi,
 }
 
 impl FromStr for Transport {
@@ -89,7 +91,8 @@ impl FromStr for Transport {
         match text {
             "unix" => Ok(Self::Unix),
             "tcp" => Ok(Self::Tcp),
-            _ => Err(format!("messages cannot travel by \"{text}\"; they can by unix or tcp")),
+            "mpi" => Ok(Self::Mpi),
+            _ => Err(format!("messages cannot travel by \"{text}\"; they can by unix, tcp or mpi")),
         }
     }
 }

@@ -10,7 +10,7 @@ use super::{
     side::{Captured, Side, encode_log},
     wire::{Cost, Decoder, Encoder, Frame, Greeting, Message, Pages, RANKS_MAX, Restored, Token},
 };
-use fermata_checkpoint::consistent::{Answer, Ccn, Cut, Rank, Tell};
+use fermata_checkpoint::consistent::{Answer, Calls, Ccn, Cut, Rank, Tell};
 use fermata_linux::{OwnMemory, clock::Stopwatch, own_memory::Pieces};
 use fermata_types::id::parse_hex;
 use std::{
@@ -21,6 +21,8 @@ use std::{
     thread,
     time::Duration,
 };
+
+pub mod mpi;
 
 /// Where the coordinator is.
 pub(super) const ADDRESS: &str = "FERMATA_RANKS";
@@ -56,49 +58,28 @@ pub fn try_run<P: Program>(make: impl FnOnce(&mut Layout, Here) -> io::Result<P>
     let restored = joined.restored.as_ref();
     let area = Area::watch(joined.memory, layout.0.used(), restored.is_some())?;
     if let Some(restored) = restored.filter(|restored| restored.used != area.used()) {
-        let told = format!(
-            "the checkpoint has {} bytes of memory, and the program lays out {}: it is not the same program",
-            restored.used,
-            area.used()
-        );
+        let error = another_program(restored.used, area.used());
         let mut control = joined.control;
-        Frame::Failed(told.clone()).write(&mut control)?;
-        return Err(io::Error::other(told));
+        Frame::Failed(error.to_string()).write(&mut control)?;
+        return Err(error);
     }
     let state = State::begin(joined.mode, restored, &joined.late, here.ranks)?;
     let begun = restored.is_some();
-    let (jobs, to_save) = mpsc::channel();
-    let (tell, told) = mpsc::channel();
-    let runtime = Runtime {
-        here,
-        mode: joined.mode,
-        control: Mutex::new(joined.control.try_clone()?),
-        links: joined
-            .links
-            .iter()
-            .map(|link| link.as_ref().map(|link| Ok(Mutex::new(link.try_clone()?))).transpose())
-            .collect::<io::Result<_>>()?,
-        state: Mutex::new(state),
-        changed: Condvar::new(),
-        area,
-        jobs,
-        tell,
-    };
-    // Until the process ends: threads look at it that nobody waits for.
-    let runtime: &'static Runtime = Box::leak(Box::new(runtime));
-    thread::spawn(move || end_on_error("the coordinator", runtime.write_told(&told)));
-    thread::spawn(move || end_on_error("saving", runtime.save_all(&to_save)));
-    thread::spawn(move || end_on_error("the memory's watch", runtime.area.serve()));
+    let links = joined.links.iter().map(|link| link.as_ref().map(|link| Ok(Mutex::new(link.try_clone()?))).transpose());
+    let runtime = Runtime::start(here, joined.mode, joined.control, links.collect::<io::Result<_>>()?, state, area)?;
     for (peer, link) in joined.links.into_iter().enumerate() {
         let Some(link) = link else { continue };
         thread::spawn(move || runtime.receive(peer, link));
     }
-    thread::spawn(move || end_on_error("the coordinator", runtime.listen(joined.control)));
     if let Some(every) = joined.every.filter(|_| joined.mode == Mode::Optimistic) {
         thread::spawn(move || runtime.take_own(every));
     }
     runtime.go(&mut program, begun);
     Ok(())
+}
+
+fn another_program(has: u64, used: u64) -> io::Error {
+    io::Error::other(format!("the checkpoint has {has} bytes of memory, and the program lays out {used}: it is not the same program"))
 }
 
 /// A rank without a coordinator, or that cannot be saved any more, is of no use. Its coordinator sees it go.
@@ -125,17 +106,14 @@ struct Joined {
 
 impl Joined {
     fn join() -> io::Result<Self> {
-        let (address, rank, token) = (variable(ADDRESS)?, variable(RANK)?, variable(TOKEN)?);
-        let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{what} is not as `fermata run-ranks` sets it"));
-        let address: Address = address.parse()?;
+        let (address, rank, token) = invitation()?;
         let rank: u32 = rank.parse().map_err(|_| invalid(RANK))?;
-        let token: Token = parse_hex(&token).ok_or_else(|| invalid(TOKEN))?;
         let mut control = Stream::connect(&address)?;
         let listener = match &address {
             Address::Unix(path) => Listener::new(Transport::Unix, path.parent().unwrap_or(Path::new("/")), &format!("rank-{rank}"))?,
             Address::Tcp(_) => Listener::new(Transport::Tcp, Path::new("/"), "")?,
         };
-        Frame::Hello { token, rank, address: listener.address()?.to_string() }.write(&mut control)?;
+        Frame::Hello { token, rank, pid: process::id(), address: listener.address()?.to_string() }.write(&mut control)?;
         let Some(Frame::Start { mode, every_ns, addresses }) = Frame::read(&mut control)? else {
             return Err(invalid("what the coordinator says"));
         };
@@ -145,17 +123,32 @@ impl Joined {
             return Err(invalid("the number of ranks"));
         }
         let (memory, pieces) = area::reserve()?;
-        let (restored, late) = loop {
-            match Frame::read(&mut control)? {
-                Some(Frame::Contents { offset, bytes }) => memory.write_at(&pieces, offset, &bytes)?,
-                Some(Frame::Go { restored, late }) => break (restored, late),
-                _ => return Err(invalid("what the coordinator says")),
-            }
-        };
+        let (restored, late) = Self::contents(&mut control, &mut |offset, bytes| memory.write_at(&pieces, offset, bytes))?;
         let links = meet(here, token, &control, &listener, &addresses)?;
         let every = (every_ns > 0).then(|| Duration::from_nanos(every_ns));
         Ok(Self { here, mode, every, memory, pieces, control, links, restored, late })
     }
+
+    /// What a checkpoint has of a rank, and what was on its way to it; its memory goes to `put`, in pieces.
+    fn contents(control: &mut Stream, put: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<(Option<Restored>, Vec<u8>)> {
+        loop {
+            match Frame::read(control)? {
+                Some(Frame::Contents { offset, bytes }) => put(offset, &bytes)?,
+                Some(Frame::Go { restored, late }) => return Ok((restored, late)),
+                _ => return Err(invalid("what the coordinator says")),
+            }
+        }
+    }
+}
+
+/// What `fermata run-ranks` has put into the environment: where the coordinator is, which rank this is, and the token.
+fn invitation() -> io::Result<(Address, String, Token)> {
+    let (address, rank, token) = (variable(ADDRESS)?, variable(RANK)?, variable(TOKEN)?);
+    Ok((address.parse()?, rank, parse_hex(&token).ok_or_else(|| invalid(TOKEN))?))
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, format!("{what} is not as `fermata run-ranks` sets it"))
 }
 
 fn variable(name: &str) -> io::Result<String> {
@@ -214,6 +207,11 @@ struct State {
     cost: Cost,
     /// Runs since the capture.
     since: Option<Stopwatch>,
+    /// Where the rank can be captured at calls only: which of them, and how many it has made.
+    calls: Calls,
+    made: u64,
+    /// It makes no call any more.
+    finished: bool,
 }
 
 #[derive(Debug)]
@@ -226,7 +224,18 @@ enum Job {
 
 impl State {
     fn of(side: Side) -> Self {
-        Self { side, inbox: Inbox::default(), done: None, exit: false, ahead: None, cost: Cost::default(), since: None }
+        Self {
+            side,
+            inbox: Inbox::default(),
+            done: None,
+            exit: false,
+            ahead: None,
+            cost: Cost::default(),
+            since: None,
+            calls: Calls::default(),
+            made: 0,
+            finished: false,
+        }
     }
 
     /// What a checkpoint keeps of this rank beside its memory.
@@ -302,6 +311,28 @@ pub(super) fn encode_late(late: &[(Rank, u64, Arc<Parcel>)]) -> Vec<u8> {
 }
 
 impl Runtime {
+    /// All that runs beside the program, but for what receives messages.
+    fn start(
+        here: Here,
+        mode: Mode,
+        control: Stream,
+        links: Vec<Option<Mutex<Stream>>>,
+        state: State,
+        area: Arc<Area>,
+    ) -> io::Result<&'static Self> {
+        let (jobs, to_save) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        let runtime = Self { here, mode, control: Mutex::new(control.try_clone()?), links, state, changed, area, jobs, tell };
+        // Until the process ends: threads look at it that nobody waits for.
+        let runtime: &'static Self = Box::leak(Box::new(runtime));
+        thread::spawn(move || end_on_error("the coordinator", runtime.write_told(&told)));
+        thread::spawn(move || end_on_error("saving", runtime.save_all(&to_save)));
+        thread::spawn(move || end_on_error("the memory's watch", runtime.area.serve()));
+        thread::spawn(move || end_on_error("the coordinator", runtime.listen(control)));
+        Ok(runtime)
+    }
+
     pub fn here(&self) -> Here {
         self.here
     }
@@ -389,10 +420,11 @@ impl Runtime {
             eprintln!("rank {}: capturing the memory: {error}", self.here.rank);
             process::exit(ABANDONED);
         });
+        let held = state.side.member().map_or(0, |member| member.held());
         let Some(captured) = state.side.captured() else { return state };
         let encoded = state.encode(&captured.cut);
         state.since = Some(watch);
-        state.cost = Cost { ccn, pages, copied: 0, blocked_ns: 0 };
+        state.cost = Cost { ccn, pages, copied: 0, blocked_ns: 0, held };
         let late = state.deliver();
         // Who saves is there as long as the process is.
         let _ = self.jobs.send(Job::Save { captured, state: encoded });
@@ -456,6 +488,11 @@ impl Runtime {
             match frame {
                 Frame::Tell(told) => self.told(told),
                 Frame::Over { ccn, permanent, received } => self.over(ccn, permanent, &received),
+                Frame::Ask => self.say_calls(),
+                Frame::Aim { ccn, call } => {
+                    self.state().calls.aimed(ccn, call);
+                    self.told(Tell::Marker(ccn));
+                }
                 Frame::Exit => self.state().exit = true,
                 _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "the coordinator says what only a rank says")),
             }
@@ -486,8 +523,11 @@ impl Runtime {
                 self.area.over(ccn, permanent);
             }
         }
-        let answers = state.side.told(told);
+        let mut answers = state.side.told(told);
         let late = state.deliver();
+        if state.finished {
+            answers.extend(state.give_up());
+        }
         drop(state);
         self.tell(late);
         self.tell(answers);

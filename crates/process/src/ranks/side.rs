@@ -116,6 +116,14 @@ impl Side {
         }
     }
 
+    /// Of checkpoints that all take together.
+    pub fn member(&mut self) -> Option<&mut consistent::Member<Shared>> {
+        match self {
+            Self::Together(member) => Some(member),
+            Self::Alone(_) => None,
+        }
+    }
+
     /// The number of the last capture that all took together.
     pub fn ccn(&self) -> Ccn {
         match self {

@@ -2,21 +2,20 @@
 //! Where each rank takes its own it is in [`own`].
 
 pub(super) mod own;
+mod part;
 
 use super::{
     messages::Parcel,
     runtime::encode_late,
     wire::{Pages, Restored},
 };
+use crate::record::record;
 use fermata_checkpoint::consistent::{Ccn, Rank, Whole};
-use fermata_linux::clock;
-use fermata_store::{Contents, Cost, Hold, Record, Removal, Result, Still, Store, Writer};
-use fermata_types::{BlobName, CheckpointId, PAGE_SIZE, PageCounts, PageName, PageNumber, PartKind, PartState, Root, ZERO_PAGE};
-use serde::{Deserialize, Serialize};
+use fermata_store::{Contents, Cost, Hold, Removal, Result, Still, Store, Writer};
+use fermata_types::{CheckpointId, PageCounts};
+use part::{Collected, Part};
 use std::{collections::BTreeMap, sync::Arc};
 
-const MEMORY: &str = "memory";
-const STATE: &str = "state";
 const LATE: &str = "late";
 
 /// Where the checkpoints of a run of ranks go.
@@ -42,44 +41,17 @@ struct Head {
     hold: Hold,
 }
 
-/// What a checkpoint has of a rank.
-#[derive(Debug)]
-struct Part {
-    memory: Root,
-    used: u64,
-    state: BlobName,
-    late: BlobName,
-}
-
-/// The details of a rank in a record.
-#[derive(Debug, Serialize, Deserialize)]
-struct Details {
-    /// The number of the consistent checkpoint.
-    ccn: Ccn,
-    /// Bytes of memory.
-    used: u64,
-}
-
 /// A checkpoint on its way.
 struct Tentative {
     ccn: Ccn,
     writer: Writer,
     ranks: Vec<Collected>,
-    pages: PageCounts,
-    written: u64,
 }
 
 impl std::fmt::Debug for Tentative {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Tentative({})", self.ccn)
     }
-}
-
-/// What came of a rank so far.
-#[derive(Debug, Default, Clone)]
-struct Collected {
-    pages: BTreeMap<PageNumber, Option<PageName>>,
-    state: Option<(u64, Vec<u8>)>,
 }
 
 /// A checkpoint that became permanent.
@@ -116,16 +88,9 @@ impl Stable {
         if record.parts.len() != self.ranks {
             return Err(damaged(&format!("it has {} ranks, and there are to be {}", record.parts.len(), self.ranks)));
         }
-        let mut ccn = 0;
-        let parts = record.parts.iter().map(|part| {
-            let missing = || damaged(&format!("{} lacks what a rank has", part.name));
-            let details = Details::deserialize(&part.details).map_err(|_| missing())?;
-            ccn = details.ccn;
-            let blob = |name: &str| part.blobs.get(name).copied().ok_or_else(missing);
-            let memory = part.tables.get(MEMORY).copied().ok_or_else(missing)?;
-            Ok(Part { memory, used: details.used, state: blob(STATE)?, late: blob(LATE)? })
-        });
-        let parts = parts.collect::<Result<Vec<_>>>()?;
+        let parts = record.parts.iter().map(|part| Part::read(part, LATE)).collect::<Result<Vec<_>>>()?;
+        let ccn = parts.last().map_or(0, |(ccn, _)| *ccn);
+        let parts = parts.into_iter().map(|(_, part)| part).collect();
         self.branch.clone_from(branch);
         self.head = Some(Head { ccn, parts, hold });
         Ok(true)
@@ -152,7 +117,7 @@ impl Stable {
         let Some(head) = &self.head else { return Ok((None, encode_late(&[]))) };
         let part = &head.parts[rank];
         Still::new(self.store.clone(), part.memory, part.used).for_each_piece(each)?;
-        let (state, late) = (self.store.read_blob(&part.state)?, self.store.read_blob(&part.late)?);
+        let (state, late) = (self.store.read_blob(&part.state)?, self.store.read_blob(&part.messages)?);
         Ok((Some(Restored { ccn: head.ccn, used: part.used, state, log: Vec::new() }), late))
     }
 
@@ -160,7 +125,7 @@ impl Stable {
     pub fn begin(&mut self, ccn: Ccn) -> Result<()> {
         let writer = self.store.writer()?;
         let ranks = vec![Collected::default(); self.ranks];
-        self.tentative = Some(Tentative { ccn, writer, ranks, pages: PageCounts::default(), written: 0 });
+        self.tentative = Some(Tentative { ccn, writer, ranks });
         Ok(())
     }
 
@@ -176,42 +141,32 @@ impl Stable {
     /// Pages of a rank. Those of a checkpoint that was aborted come to nothing.
     pub fn put_pages(&mut self, rank: Rank, pages: &Pages) -> Result<()> {
         let Some(tentative) = self.tentative(pages.ccn) else { return Ok(()) };
-        for (page, content) in pages.iter() {
-            let (name, class) = tentative.writer.put_page(content)?;
-            class.count_into(&mut tentative.pages);
-            tentative.ranks[rank].pages.insert(page, (name != ZERO_PAGE).then_some(name));
-        }
-        tentative.written += (pages.len() * PAGE_SIZE) as u64;
-        Ok(())
+        tentative.ranks[rank].put_pages(&mut tentative.writer, pages)
     }
 
     /// All else of a rank.
     pub fn put_state(&mut self, rank: Rank, ccn: Ccn, used: u64, state: Vec<u8>) {
         if let Some(tentative) = self.tentative(ccn) {
-            tentative.written += state.len() as u64;
-            tentative.ranks[rank].state = Some((used, state));
+            tentative.ranks[rank].put_state(used, state);
         }
     }
 
     /// Makes the tentative checkpoint permanent, in place of the one before. When this fails that one stays.
     pub fn persist(&mut self, whole: &Whole<Arc<Parcel>>) -> Result<Kept> {
         let tentative = self.tentative.take().filter(|tentative| tentative.ccn == whole.ccn);
-        let Some(Tentative { ccn, mut writer, ranks, pages, written }) = tentative else { return Err(damaged("it was not begun")) };
+        let Some(Tentative { ccn, mut writer, ranks }) = tentative else { return Err(damaged("it was not begun")) };
         let mut parts = Vec::with_capacity(ranks.len());
+        let (mut pages, mut written) = (PageCounts::default(), 0);
         for (rank, (collected, late)) in ranks.into_iter().zip(&whole.late).enumerate() {
-            let Some((used, state)) = collected.state else { return Err(damaged(&format!("rank {rank} sent no state"))) };
-            let pages = used.div_ceil(PAGE_SIZE as u64);
-            let base = self.head.as_ref().map_or(Root::empty(pages), |head| head.parts[rank].memory);
-            if base.pages != pages {
-                return Err(damaged(&format!("rank {rank} has {pages} pages of memory now and had {}", base.pages)));
-            }
-            let changes: Vec<_> = collected.pages.into_iter().collect();
-            let memory = writer.update_table(&base, &changes)?;
-            let (state, late) = (writer.put_blob(&state)?, writer.put_blob(&encode_late(late))?);
-            parts.push(Part { memory, used, state, late });
+            pages += collected.counts;
+            written += collected.written;
+            let before = self.head.as_ref().map(|head| head.parts[rank].memory);
+            parts.push(collected.write(&mut writer, rank, before, &encode_late(late))?);
         }
         let stored = writer.stored_bytes()?;
-        let hold = writer.commit_held(&self.record(ccn, &parts, pages, stored)?)?;
+        let states = parts.iter().enumerate().map(|(rank, part)| part.write(rank, ccn, LATE)).collect::<Result<_>>()?;
+        let cost = Cost { stored_bytes: stored, pages, ..Cost::default() };
+        let hold = writer.commit_held(&record(self.id(), &self.experiment, &self.branch, self.spec.clone(), states, cost))?;
         let kept = Kept { id: hold.id(), written, stored };
         if let Some(before) = self.head.replace(Head { ccn, parts, hold })
             && !self.keep
@@ -219,33 +174,6 @@ impl Stable {
             self.remove(before.hold.id());
         }
         Ok(kept)
-    }
-
-    fn record(&self, ccn: Ccn, parts: &[Part], pages: PageCounts, stored_bytes: u64) -> Result<Record> {
-        let parts = parts.iter().enumerate().map(|(rank, part)| {
-            Ok(PartState {
-                name: format!("rank{rank}"),
-                kind: PartKind::Process,
-                tables: BTreeMap::from([(MEMORY.to_owned(), part.memory)]),
-                blobs: BTreeMap::from([(STATE.to_owned(), part.state), (LATE.to_owned(), part.late)]),
-                details: serde_json::to_value(Details { ccn, used: part.used }).map_err(|error| damaged(&error.to_string()))?,
-            })
-        });
-        Ok(Record {
-            parent: self.id(),
-            experiment: self.experiment.clone(),
-            branch: self.branch.clone(),
-            message: None,
-            created_ns: clock::wall_ns(),
-            time_virtual_ns: 0,
-            began_ns: None,
-            spec: self.spec.clone(),
-            events: 0,
-            waiting: Vec::new(),
-            parts: parts.collect::<Result<_>>()?,
-            images: Vec::new(),
-            cost: Cost { stored_bytes, pages, ..Cost::default() },
-        })
     }
 
     /// The new one is permanent; if the old one cannot be removed there is one more than need be.

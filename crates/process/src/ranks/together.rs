@@ -4,10 +4,11 @@ use super::{
     host::{Each, End, Error, Event, Line, Options, Taken, Tally, Way},
     life::Life,
     messages::Parcel,
+    mode::Transport,
     stable::{Kept, Stable},
     wire::{Cost, Frame, Restored},
 };
-use fermata_checkpoint::consistent::{Ccn, Coordinator, Order, Rank, Tell, Whole};
+use fermata_checkpoint::consistent::{Aim, Ccn, Coordinator, Order, Rank, Tell, Whole};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::Store;
 use std::{sync::Arc, time::Duration};
@@ -19,6 +20,8 @@ type Orders = Vec<Order<Arc<Parcel>>>;
 const TICK: Duration = Duration::from_secs(1);
 /// How long one may take to answer what it need not think about.
 const ANSWERING: u32 = 30;
+/// How often a checkpoint is tried at once to which ranks do not come at their calls.
+const MISSES: u32 = 20;
 
 /// Checkpoints of all ranks.
 pub(super) struct Together(Stable);
@@ -57,6 +60,8 @@ impl Way for Together {
             next: options.every,
             next_tick: TICK,
             silent: 0,
+            aim: (options.transport == Transport::Mpi).then(|| Aim::new(options.ranks)),
+            misses: 0,
         }
         .live(tally, watch)
     }
@@ -84,6 +89,10 @@ struct Leader<'a, 'b> {
     next_tick: Duration,
     /// Ticks for which somebody has not answered.
     silent: u32,
+    /// Where ranks are captured at calls of theirs only.
+    aim: Option<Aim>,
+    /// Checkpoints in a row that were given up for that.
+    misses: u32,
 }
 
 /// A checkpoint on its way.
@@ -91,6 +100,7 @@ struct Current {
     since: Stopwatch,
     costs: Vec<Cost>,
     kept: Option<Kept>,
+    late: u64,
 }
 
 impl Current {
@@ -107,6 +117,8 @@ impl Current {
             copied_pages: self.costs.iter().map(|cost| cost.copied).sum(),
             blocked_ns: blocked.clone().sum::<u64>() / self.costs.len().max(1) as u64,
             blocked_most_ns: blocked.max().unwrap_or(0),
+            late_messages: self.late,
+            held_messages: self.costs.iter().map(|cost| cost.held).sum(),
         })
     }
 }
@@ -114,7 +126,10 @@ impl Current {
 impl Leader<'_, '_> {
     fn live(&mut self, tally: &mut Tally, watch: &mut dyn FnMut(Event)) -> Result<End, Error> {
         loop {
-            let orders = self.remind(watch);
+            let orders = match self.remind(watch) {
+                Ok(orders) => orders,
+                Err(why) => return Ok(End::Died(why)),
+            };
             if self.silent > ANSWERING {
                 return Ok(End::Died(format!("ranks {:?} do not answer", self.coordinator.unanswered())));
             }
@@ -123,7 +138,7 @@ impl Leader<'_, '_> {
             }
             let due = self.next.map_or(self.next_tick, |next| next.min(self.next_tick));
             let orders = match self.life.hear(due.saturating_sub(self.began.elapsed())) {
-                Ok(Some((rank, frame))) => match self.heard(rank, frame)? {
+                Ok(Some((rank, frame))) => match self.heard(rank, frame, watch)? {
                     Ok(orders) => orders,
                     Err(why) => return Ok(End::Died(why)),
                 },
@@ -145,8 +160,8 @@ impl Leader<'_, '_> {
         }
     }
 
-    /// What is due by the clock.
-    fn remind(&mut self, watch: &mut dyn FnMut(Event)) -> Orders {
+    /// What is due by the clock. Fails with who died.
+    fn remind(&mut self, watch: &mut dyn FnMut(Event)) -> Result<Orders, String> {
         let now = self.began.elapsed();
         let mut orders = Vec::new();
         if now >= self.next_tick {
@@ -159,10 +174,45 @@ impl Leader<'_, '_> {
         {
             self.next = Some((next + every).max(now));
             if self.coordinator.is_idle() {
-                orders.extend(self.begin_checkpoint(watch));
+                match &mut self.aim {
+                    Some(aim) => {
+                        if aim.ask() {
+                            self.tell_all(&Frame::Ask)?;
+                        }
+                    }
+                    None => orders.extend(self.begin_checkpoint(watch)),
+                }
             }
         }
-        orders
+        Ok(orders)
+    }
+
+    fn tell_all(&mut self, frame: &Frame) -> Result<(), String> {
+        (0..self.life.options.ranks).try_for_each(|rank| self.life.tell(rank, frame))
+    }
+
+    /// A rank says how many calls it has made. When all have, the checkpoint begins. Fails with who died.
+    fn made(&mut self, rank: Rank, made: u64, watch: &mut dyn FnMut(Event)) -> Result<Orders, String> {
+        let Some(call) = self.aim.as_mut().and_then(|aim| aim.heard(rank, made)) else { return Ok(Vec::new()) };
+        let orders = self.begin_checkpoint(watch);
+        if !orders.is_empty() {
+            self.tell_all(&Frame::Aim { ccn: self.coordinator.ccn(), call })?;
+        }
+        Ok(orders)
+    }
+
+    /// A checkpoint was given up. Where ranks could not come to their calls it is tried again at once, some times.
+    fn missed(&mut self) -> bool {
+        let Some(aim) = &mut self.aim else { return false };
+        aim.missed();
+        self.misses += 1;
+        let again = self.misses < MISSES;
+        if again {
+            self.next = Some(self.began.elapsed());
+        } else {
+            self.misses = 0;
+        }
+        again
     }
 
     fn begin_checkpoint(&mut self, watch: &mut dyn FnMut(Event)) -> Orders {
@@ -172,12 +222,12 @@ impl Leader<'_, '_> {
             return Vec::new();
         }
         watch(Event::Began(ccn));
-        self.current = Some(Current { since: Stopwatch::start(), costs: Vec::new(), kept: None });
+        self.current = Some(Current { since: Stopwatch::start(), costs: Vec::new(), kept: None, late: 0 });
         self.coordinator.begin()
     }
 
     /// What a rank says. Within: who died.
-    fn heard(&mut self, rank: usize, frame: Frame) -> Result<Result<Orders, String>, Error> {
+    fn heard(&mut self, rank: usize, frame: Frame, watch: &mut dyn FnMut(Event)) -> Result<Result<Orders, String>, Error> {
         match frame {
             Frame::Pages(pages) => {
                 if let Err(error) = self.stable.put_pages(rank, &pages) {
@@ -187,6 +237,7 @@ impl Leader<'_, '_> {
             }
             Frame::State { ccn, used, state } => self.stable.put_state(rank, ccn, used, state),
             Frame::Answer(answer) => return Ok(Ok(self.coordinator.heard(rank, answer))),
+            Frame::Calls { made } => return Ok(self.made(rank, made, watch)),
             Frame::Cost(cost) => {
                 if let Some(current) = self.current.as_mut().filter(|_| cost.ccn == self.coordinator.ccn()) {
                     current.costs.push(cost);
@@ -213,12 +264,15 @@ impl Leader<'_, '_> {
                     let taken = self.current.take().filter(|_| permanent).and_then(|current| current.taken(ccn));
                     match taken {
                         Some(taken) => {
+                            self.misses = 0;
                             tally.checkpoints.push(taken.clone());
                             watch(Event::Permanent(taken));
                         }
                         None => {
                             tally.aborted += 1;
-                            watch(Event::Aborted(ccn));
+                            if !self.missed() {
+                                watch(Event::Aborted(ccn));
+                            }
                         }
                     }
                 }
@@ -231,6 +285,7 @@ impl Leader<'_, '_> {
         match (self.stable.persist(whole), &mut self.current) {
             (Ok(kept), Some(current)) => {
                 current.kept = Some(kept);
+                current.late = whole.late.iter().map(Vec::len).sum::<usize>() as u64;
                 self.coordinator.persisted(true)
             }
             (Ok(_), None) => self.coordinator.persisted(true),

@@ -23,8 +23,8 @@ pub(super) type Token = [u8; 16];
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Frame {
     // From a rank.
-    /// It is there.
-    Hello { token: Token, rank: u32, address: String },
+    /// It is there: this process, and where it listens, if it does.
+    Hello { token: Token, rank: u32, pid: u32, address: String },
     /// Pages of a capture.
     Pages(Pages),
     /// All else of a capture; `used` is the size of the memory.
@@ -41,6 +41,8 @@ pub(super) enum Frame {
     Failed(String),
     /// The connection to another rank has ended.
     Lost { peer: u32 },
+    /// How many calls it has made at which it can be captured, where it can be at calls only.
+    Calls { made: u64 },
 
     // From the coordinator.
     /// How many ranks there are and where, and what follows: the contents of the memory, if there are any, and [`Frame::Go`]. A rank that takes checkpoints by itself does so every so many
@@ -56,6 +58,10 @@ pub(super) enum Frame {
     Over { ccn: Ccn, permanent: bool, received: Vec<u64> },
     /// All are done.
     Exit,
+    /// How many calls has it made?
+    Ask,
+    /// Take part in this checkpoint, at this call or a later one.
+    Aim { ccn: Ccn, call: u64 },
 }
 
 /// What a capture cost a rank.
@@ -65,6 +71,8 @@ pub(super) struct Cost {
     pub pages: u64,
     pub copied: u64,
     pub blocked_ns: u64,
+    /// Messages from the future that were held until the capture.
+    pub held: u64,
 }
 
 /// A rank as a checkpoint has it, besides its memory.
@@ -235,9 +243,9 @@ impl Frame {
 
     fn encode(&self, body: &mut Encoder) -> u8 {
         match self {
-            Self::Hello { token, rank, address } => {
+            Self::Hello { token, rank, pid, address } => {
                 body.0.extend(token);
-                body.u32(*rank).bytes(address.as_bytes());
+                body.u32(*rank).u32(*pid).bytes(address.as_bytes());
                 0
             }
             Self::Pages(pages) => {
@@ -250,7 +258,7 @@ impl Frame {
             }
             Self::Answer(answer) => encode_answer(answer, body),
             Self::Cost(cost) => {
-                body.u64(cost.ccn).u64(cost.pages).u64(cost.copied).u64(cost.blocked_ns);
+                body.u64(cost.ccn).u64(cost.pages).u64(cost.copied).u64(cost.blocked_ns).u64(cost.held);
                 7
             }
             Self::Done(answer) => {
@@ -299,13 +307,27 @@ impl Frame {
                 body.u64(*ccn).u8((*permanent).into()).numbers(received);
                 17
             }
+            Self::Calls { made } => {
+                body.u64(*made);
+                18
+            }
+            Self::Ask => 19,
+            Self::Aim { ccn, call } => {
+                body.u64(*ccn).u64(*call);
+                20
+            }
         }
     }
 
     fn decode(kind: u8, body: &[u8]) -> io::Result<Self> {
         let mut from = Decoder(body);
         let frame = match kind {
-            0 => Self::Hello { token: from.take(16)?.try_into().expect("16 bytes"), rank: from.u32()?, address: from.text()? },
+            0 => Self::Hello {
+                token: from.take(16)?.try_into().expect("16 bytes"),
+                rank: from.u32()?,
+                pid: from.u32()?,
+                address: from.text()?,
+            },
             1 => {
                 let ccn = from.u64()?;
                 let bytes = from.take(from.0.len() / PAGE_ENTRY * PAGE_ENTRY)?.to_vec();
@@ -313,7 +335,7 @@ impl Frame {
             }
             2 => Self::State { ccn: from.u64()?, used: from.u64()?, state: from.bytes()? },
             3..=6 => Self::Answer(decode_answer(kind, &mut from)?),
-            7 => Self::Cost(Cost { ccn: from.u64()?, pages: from.u64()?, copied: from.u64()?, blocked_ns: from.u64()? }),
+            7 => Self::Cost(Cost { ccn: from.u64()?, pages: from.u64()?, copied: from.u64()?, blocked_ns: from.u64()?, held: from.u64()? }),
             8 => Self::Done(from.text()?),
             9 => Self::Failed(from.text()?),
             10 => Self::Lost { peer: from.u32()? },
@@ -344,6 +366,9 @@ impl Frame {
             15 => Self::Exit,
             16 => Self::Own { ccn: from.u64()?, cut: from.cut()?, log: from.bytes()? },
             17 => Self::Over { ccn: from.u64()?, permanent: from.u8()? == 1, received: from.numbers()? },
+            18 => Self::Calls { made: from.u64()? },
+            19 => Self::Ask,
+            20 => Self::Aim { ccn: from.u64()?, call: from.u64()? },
             _ => return Err(wrong("a kind of frame")),
         };
         from.end()?;
@@ -482,7 +507,7 @@ mod tests {
         let mut pages = Pages::new(5);
         pages.push(9, &[3; PAGE_SIZE]);
         vec![
-            Frame::Hello { token: [1; 16], rank: 2, address: "unix:/x".into() },
+            Frame::Hello { token: [1; 16], rank: 2, pid: 7, address: "unix:/x".into() },
             Frame::Pages(pages),
             Frame::State { ccn: 5, used: 8192, state: vec![1, 2, 3] },
             Frame::Answer(Answer::Success { ccn: 5, cut: cut.clone() }),
@@ -491,7 +516,7 @@ mod tests {
             Frame::Answer(Answer::Failure { ccn: 5 }),
             Frame::Answer(Answer::Late { ccn: 5, from: 1, number: 3, message: parcel }),
             Frame::Answer(Answer::Ack { ccn: 5 }),
-            Frame::Cost(Cost { ccn: 5, pages: 1, copied: 2, blocked_ns: 3 }),
+            Frame::Cost(Cost { ccn: 5, pages: 1, copied: 2, blocked_ns: 3, held: 4 }),
             Frame::Done("42".into()),
             Frame::Failed("no".into()),
             Frame::Lost { peer: 3 },
@@ -501,6 +526,9 @@ mod tests {
             Frame::Go { restored: Some(Restored { ccn: 5, used: 4096, state: vec![1], log: vec![3] }), late: vec![2] },
             Frame::Tell(Tell::Commit(5)),
             Frame::Exit,
+            Frame::Calls { made: 4 },
+            Frame::Ask,
+            Frame::Aim { ccn: 5, call: 6 },
         ]
     }
 

@@ -103,6 +103,35 @@ fn what_stands_on_a_commit_that_failed_fails_with_it() {
 }
 
 #[test]
+fn who_waits_for_all_commits_is_told_what_failed_once() {
+    let (directory, store) = store();
+    let mut area = open(&store, "orders", 16 * PAGE, Tracking::Auto).unwrap();
+    area.begin().unwrap().commit().unwrap();
+    area.drain().unwrap();
+    let (packs, away) = (directory.path().join("store/packs"), directory.path().join("away"));
+    fs::rename(&packs, &away).unwrap();
+    area.as_mut_slice()[0] = 1;
+    let pending = area.begin().unwrap().commit_behind().unwrap();
+    assert!(matches!(area.drain(), Err(Error::Earlier { .. })));
+    assert!(pending.wait().is_err());
+    fs::rename(&away, &packs).unwrap();
+    area.drain().unwrap();
+    area.begin().unwrap().commit().unwrap();
+    drop(area);
+    assert_eq!(open(&store, "orders", 16 * PAGE, Tracking::Auto).unwrap().as_slice()[0], 1);
+}
+
+#[test]
+fn an_area_that_is_abandoned_can_be_opened_by_others() {
+    let (_directory, store) = store();
+    let mut area = open(&store, "orders", PAGE, Tracking::Auto).unwrap();
+    area.as_mut_slice()[0] = 1;
+    area.begin().unwrap().commit().unwrap();
+    area.abandon();
+    assert_eq!(open(&store, "orders", PAGE, Tracking::Auto).unwrap().as_slice()[0], 1);
+}
+
+#[test]
 fn one_process_opens_an_area_and_with_its_own_size() {
     let (_directory, store) = store();
     let mut area = open(&store, "orders", 100, Tracking::Auto).unwrap();

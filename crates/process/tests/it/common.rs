@@ -5,6 +5,8 @@ use fermata_store::Store;
 use std::{
     fmt::Display,
     io::{self, Write as _},
+    thread,
+    time::Duration,
 };
 
 pub const PAGE: usize = 4096;
@@ -65,7 +67,17 @@ pub fn open(store: &Store, name: &str, bytes: usize, tracking: Tracking) -> Opti
 }
 
 pub fn open_with(store: &Store, name: &str, bytes: usize, options: Options) -> Option<CriticalArea> {
-    match CriticalArea::open(store, name, bytes, options) {
+    // A program that another test starts has the descriptors of this process, and with them the lock of an area that was just closed, until it is that program.
+    let mut tries = 0..100;
+    let opened = loop {
+        match CriticalArea::open(store, name, bytes, options.clone()) {
+            Err(Error::Refused { what, .. }) if what.contains("open already") && tries.next().is_some() => {
+                thread::sleep(Duration::from_millis(10));
+            }
+            other => break other,
+        }
+    };
+    match opened {
         Ok(area) => Some(area),
         Err(error @ Error::Tracker { .. }) => {
             skipped(error);

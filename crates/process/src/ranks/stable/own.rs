@@ -6,17 +6,16 @@ use super::{
         side::decode_log,
         wire::{Decoder, Pages, Restored},
     },
-    Details, Kept, MEMORY, STATE, damaged, last_run,
+    Kept, damaged, last_run,
+    part::{Collected, Part},
 };
-use crate::ranks::program::Shared;
+use crate::{ranks::program::Shared, record::record};
 use fermata_checkpoint::{
     consistent::{Ccn, Cut, Rank},
     optimistic::{History, Line},
 };
-use fermata_linux::clock;
 use fermata_store::{Contents, Cost, Hold, Record, Removal, Result, Still, Store, Writer};
-use fermata_types::{BlobName, CheckpointId, PAGE_SIZE, PageCounts, PageName, PageNumber, PartKind, PartState, Root, ZERO_PAGE};
-use serde::Deserialize;
+use fermata_types::CheckpointId;
 use std::collections::BTreeMap;
 
 const LOG: &str = "log";
@@ -52,20 +51,14 @@ struct Own {
 #[derive(Debug, Clone, Copy)]
 struct Stored {
     id: CheckpointId,
-    memory: Root,
-    used: u64,
-    state: BlobName,
-    log: BlobName,
+    part: Part,
 }
 
 /// One on its way.
 struct Tentative {
     ccn: Ccn,
     writer: Writer,
-    pages: BTreeMap<PageNumber, Option<PageName>>,
-    counts: PageCounts,
-    written: u64,
-    state: Option<(u64, Vec<u8>)>,
+    collected: Collected,
 }
 
 impl std::fmt::Debug for Tentative {
@@ -113,7 +106,7 @@ impl OwnStable {
                 at = record.parent;
             }
             for (ccn, stored) in &self.ranks[rank].permanent {
-                let state = self.store.read_blob(&stored.state)?;
+                let state = self.store.read_blob(&stored.part.state)?;
                 let cut = Decoder(&state).cut().map_err(|error| damaged(&error.to_string()))?;
                 if !self.history.add(rank, *ccn, cut) {
                     return Err(damaged(&format!("what rank {rank} has is of another number of ranks")));
@@ -168,7 +161,9 @@ impl OwnStable {
         let mut late = vec![Vec::new(); self.ranks.len()];
         for (from, own) in self.ranks.iter().enumerate() {
             let log = match own.permanent.get(&self.line[from]) {
-                Some(stored) => decode_log(&self.store.read_blob(&stored.log)?, late.len()).map_err(|error| damaged(&error.to_string()))?,
+                Some(stored) => {
+                    decode_log(&self.store.read_blob(&stored.part.messages)?, late.len()).map_err(|error| damaged(&error.to_string()))?
+                }
                 None => vec![Vec::new(); late.len()],
             };
             for (to, messages) in log.into_iter().enumerate() {
@@ -215,17 +210,16 @@ impl OwnStable {
     /// What a rank has at the line, and what is on its way to it; its memory goes to `each`, in pieces.
     pub fn restore(&self, rank: Rank, each: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<(Option<Restored>, Vec<u8>)> {
         let late = encode_late(&self.late[rank]);
-        let Some(stored) = self.ranks[rank].permanent.get(&self.line[rank]) else { return Ok((None, late)) };
-        Still::new(self.store.clone(), stored.memory, stored.used).for_each_piece(each)?;
-        let (state, log) = (self.store.read_blob(&stored.state)?, self.store.read_blob(&stored.log)?);
-        Ok((Some(Restored { ccn: self.line[rank], used: stored.used, state, log }), late))
+        let Some(Stored { part, .. }) = self.ranks[rank].permanent.get(&self.line[rank]) else { return Ok((None, late)) };
+        Still::new(self.store.clone(), part.memory, part.used).for_each_piece(each)?;
+        let (state, log) = (self.store.read_blob(&part.state)?, self.store.read_blob(&part.messages)?);
+        Ok((Some(Restored { ccn: self.line[rank], used: part.used, state, log }), late))
     }
 
     fn tentative(&mut self, rank: Rank, ccn: Ccn) -> Result<&mut Tentative> {
         let place = &mut self.ranks[rank].tentative;
         if place.as_ref().is_none_or(|tentative| tentative.ccn != ccn) {
-            let (pages, counts) = (BTreeMap::new(), PageCounts::default());
-            *place = Some(Tentative { ccn, writer: self.store.writer()?, pages, counts, written: 0, state: None });
+            *place = Some(Tentative { ccn, writer: self.store.writer()?, collected: Collected::default() });
         }
         place.as_mut().ok_or_else(|| damaged("it was not begun"))
     }
@@ -233,72 +227,38 @@ impl OwnStable {
     /// Pages of a rank.
     pub fn put_pages(&mut self, rank: Rank, pages: &Pages) -> Result<()> {
         let tentative = self.tentative(rank, pages.ccn)?;
-        for (page, content) in pages.iter() {
-            let (name, class) = tentative.writer.put_page(content)?;
-            class.count_into(&mut tentative.counts);
-            tentative.pages.insert(page, (name != ZERO_PAGE).then_some(name));
-        }
-        tentative.written += (pages.len() * PAGE_SIZE) as u64;
-        Ok(())
+        tentative.collected.put_pages(&mut tentative.writer, pages)
     }
 
     /// All else of a rank but its log.
     pub fn put_state(&mut self, rank: Rank, ccn: Ccn, used: u64, state: Vec<u8>) -> Result<()> {
-        let tentative = self.tentative(rank, ccn)?;
-        tentative.written += state.len() as u64;
-        tentative.state = Some((used, state));
+        self.tentative(rank, ccn)?.collected.put_state(used, state);
         Ok(())
     }
 
     /// Makes a rank's checkpoint permanent, and removes what is garbage by it.
     pub fn persist(&mut self, rank: Rank, ccn: Ccn, cut: Cut, log: &[u8]) -> Result<Kept> {
         let tentative = self.ranks[rank].tentative.take().filter(|tentative| tentative.ccn == ccn);
-        let Some(Tentative { mut writer, pages, counts, written, state: Some((used, state)), .. }) = tentative else {
+        let Some(Tentative { mut writer, collected, .. }) = tentative else {
             return Err(damaged(&format!("rank {rank} sent no state")));
         };
-        let count = used.div_ceil(PAGE_SIZE as u64);
-        let base = self.ranks[rank].permanent.last_key_value().map_or(Root::empty(count), |(_, stored)| stored.memory);
-        if base.pages != count {
-            return Err(damaged(&format!("rank {rank} has {count} pages of memory now and had {}", base.pages)));
-        }
-        let memory = writer.update_table(&base, &pages.into_iter().collect::<Vec<_>>())?;
-        let (state, log_name) = (writer.put_blob(&state)?, writer.put_blob(log)?);
-        let bytes = writer.stored_bytes()?;
-        let part = PartState {
-            name: format!("rank{rank}"),
-            kind: PartKind::Process,
-            tables: BTreeMap::from([(MEMORY.to_owned(), memory)]),
-            blobs: BTreeMap::from([(STATE.to_owned(), state), (LOG.to_owned(), log_name)]),
-            details: serde_json::to_value(Details { ccn, used }).map_err(|error| damaged(&error.to_string()))?,
-        };
-        let hold = writer.commit_held(&self.record(rank, part, Cost { stored_bytes: bytes, pages: counts, ..Cost::default() })?)?;
+        let (counts, written) = (collected.counts, collected.written + log.len() as u64);
+        let before = self.ranks[rank].permanent.last_key_value().map(|(_, stored)| stored.part.memory);
+        let part = collected.write(&mut writer, rank, before, log)?;
+        let stored = writer.stored_bytes()?;
+        let branch = self.branch_of(rank);
+        let parent = self.store.branch_to_grow(&self.experiment, &branch)?;
+        let cost = Cost { stored_bytes: stored, pages: counts, ..Cost::default() };
+        let parts = vec![part.write(rank, ccn, LOG)?];
+        let hold = writer.commit_held(&record(parent, &self.experiment, &branch, self.spec.clone(), parts, cost))?;
         let id = hold.id();
-        self.ranks[rank].permanent.insert(ccn, Stored { id, memory, used, state, log: log_name });
+        self.ranks[rank].permanent.insert(ccn, Stored { id, part });
         self.ranks[rank]._newest = Some(hold);
         if !self.history.add(rank, ccn, cut) {
             return Err(damaged(&format!("rank {rank} counts messages of other ranks than there are")));
         }
         self.collect();
-        Ok(Kept { id, written: written + log.len() as u64, stored: bytes })
-    }
-
-    fn record(&self, rank: Rank, part: PartState, cost: Cost) -> Result<Record> {
-        let branch = self.branch_of(rank);
-        Ok(Record {
-            parent: self.store.branch_to_grow(&self.experiment, &branch)?,
-            experiment: self.experiment.clone(),
-            branch,
-            message: None,
-            created_ns: clock::wall_ns(),
-            time_virtual_ns: 0,
-            began_ns: None,
-            spec: self.spec.clone(),
-            events: 0,
-            waiting: Vec::new(),
-            parts: vec![part],
-            images: Vec::new(),
-            cost,
-        })
+        Ok(Kept { id, written, stored })
     }
 
     fn collect(&mut self) {
@@ -325,10 +285,7 @@ impl OwnStable {
 }
 
 fn read(id: CheckpointId, record: &Record) -> Result<(Ccn, Stored)> {
-    let missing = || damaged("a record lacks what a rank has");
-    let [part] = &record.parts[..] else { return Err(missing()) };
-    let Details { ccn, used } = Details::deserialize(&part.details).map_err(|_| missing())?;
-    let blob = |name: &str| part.blobs.get(name).copied().ok_or_else(missing);
-    let memory = part.tables.get(MEMORY).copied().ok_or_else(missing)?;
-    Ok((ccn, Stored { id, memory, used, state: blob(STATE)?, log: blob(LOG)? }))
+    let [part] = &record.parts[..] else { return Err(damaged("a record lacks what a rank has")) };
+    let (ccn, part) = Part::read(part, LOG)?;
+    Ok((ccn, Stored { id, part }))
 }
