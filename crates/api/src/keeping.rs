@@ -8,7 +8,7 @@ use crate::{
     client::Client,
     convert::{self, problem},
     desk::Desk,
-    local, paths,
+    local, paths, secrets,
     server::Server,
     service::Service as _,
     spec::{CaptureMode, CaptureOptions, FreePages, Keep, Spec, TrackerChoice},
@@ -243,6 +243,7 @@ fn start(will: &Will, busy: &mut dyn FnMut(Activity)) -> Result<(Box<Experiment>
         .args(["keeper", "--run-dir"])
         .arg(&run_dir)
         .envs(will.passphrase.as_ref().map(|words| ("FERMATA_PASSPHRASE", words)))
+        .envs(secrets::handed_on(&will.store)?)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log)

@@ -13,6 +13,7 @@
 //! - [`ranks`]: programs of ranks, run with consistent checkpoints
 //! - [`remote_prune`]: removing checkpoints from there
 //! - [`backups`]: a copy of every checkpoint elsewhere
+//! - [`secrets`]: stores that are encrypted, and what opens them
 //! - [`swapping`]: experiments that leave this host and come back
 //! - [`exports`]: parts of checkpoints as files for other programs
 //! - [`mounting`]: checkpoints as directories of files
@@ -42,6 +43,7 @@ pub mod plots;
 pub mod ranks;
 pub mod remote_prune;
 pub mod remotes;
+pub mod secrets;
 pub mod server;
 pub mod service;
 pub mod swapping;

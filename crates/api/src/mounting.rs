@@ -5,7 +5,7 @@
 
 use crate::{
     convert::problem,
-    exports,
+    exports, secrets,
     values::{Activity, Mounted, Problem, Unmounted},
 };
 use fermata_experiment::Stills;
@@ -63,6 +63,7 @@ pub fn mount(store: &Path, experiment: Option<&str>, request: &MountRequest, bus
     let mut server = Command::new(env::current_exe().map_err(failed)?);
     server.arg("--store").arg(store).args(experiment.map(|name| format!("--experiment={name}")));
     server.args(["mount", "--foreground", "--detached", "--"]).arg(&request.checkpoint).arg(&request.directory);
+    server.envs(secrets::handed_on(store)?);
     server.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(complaints.try_clone().map_err(failed)?);
     let mut server = server.spawn().map_err(failed)?;
     let output = server.stdout.take().expect("it was asked for");

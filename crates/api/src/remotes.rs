@@ -6,17 +6,18 @@ use crate::{
     values::{Activity, Experiment, ExperimentState, Problem},
 };
 use fermata_experiment::{ImageDetails, find_image, images_of};
-use fermata_remote::{Address, Connection, Sealed, Secret};
-pub use fermata_store::remote::RefName;
+use fermata_remote::{Address, Sealed};
+pub use fermata_store::{Encryption, remote::RefName};
 use fermata_store::{
-    Progress, Record, Store,
+    Progress, Record, Secret, Store,
     remote::{CopyStage, Pull, PullOptions, PushOptions, Remote},
 };
 use fermata_types::{CheckpointId, ImageId};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    fs, io,
+    fs,
+    io::{self, BufRead, Write},
     path::{Path, PathBuf},
 };
 
@@ -38,19 +39,6 @@ pub struct RemoteEntry {
     /// Whether what is there is encrypted.
     #[serde(default)]
     pub encryption: Encryption,
-}
-
-/// Whether what is at a remote can be read there.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Encryption {
-    /// By whoever can read the place.
-    #[default]
-    None,
-    /// By whoever knows a passphrase.
-    Passphrase,
-    /// By whoever has this file.
-    KeyFile(PathBuf),
 }
 
 /// What is to be copied.
@@ -452,6 +440,11 @@ pub fn experiments_on(store: &Path, request: &CopyRequest) -> Result<Vec<String>
     opened.remote_experiments(&*connect(store, request)?).map_err(problem)
 }
 
+/// Answers for a directory, to somebody on another host for whom it is a remote, until he goes.
+pub fn serve(directory: &Path, from: impl BufRead, to: impl Write) -> Result<(), Problem> {
+    fermata_remote::serve(directory, from, to).map_err(|error| Problem::new(format!("cannot answer for {}: {error}", directory.display())))
+}
+
 /// The remote that is meant.
 pub(crate) fn entry(store: &Path, request: &CopyRequest) -> Result<RemoteEntry, Problem> {
     let all = remotes(store)?;
@@ -484,17 +477,17 @@ pub(crate) fn connect(store: &Path, request: &CopyRequest) -> Result<Box<dyn Rem
 /// The same for those who wait: as fast as it can be, and told soon when it cannot.
 pub(crate) fn connect_impatient(store: &Path, request: &CopyRequest) -> Result<Box<dyn Remote>, Problem> {
     let entry = entry(store, request)?;
-    let place = Connection::open_impatient(&address(&entry.address)?).map_err(|error| unreachable(&entry, &error))?;
+    let place = fermata_remote::open_impatient(&address(&entry.address)?).map_err(|error| unreachable(&entry, &error))?;
     unseal(store, request, &entry, place)
 }
 
-fn reach(entry: &RemoteEntry, request: &CopyRequest) -> Result<Connection, Problem> {
+fn reach(entry: &RemoteEntry, request: &CopyRequest) -> Result<Box<dyn Remote>, Problem> {
     let address = address(&entry.address)?;
-    Connection::open(&address, request.limit_bytes.or(entry.limit_bytes)).map_err(|error| unreachable(entry, &error))
+    fermata_remote::open(&address, request.limit_bytes.or(entry.limit_bytes)).map_err(|error| unreachable(entry, &error))
 }
 
 /// A place, through its encryption where it has one.
-fn unseal(store: &Path, request: &CopyRequest, entry: &RemoteEntry, place: Connection) -> Result<Box<dyn Remote>, Problem> {
+fn unseal(store: &Path, request: &CopyRequest, entry: &RemoteEntry, place: Box<dyn Remote>) -> Result<Box<dyn Remote>, Problem> {
     let failed = |error: io::Error| unreachable(entry, &error);
     let secret = match (encryption(store, request)?, &request.passphrase) {
         (Encryption::None, _) if Sealed::is_sealed(&place).map_err(failed)? => {
@@ -504,7 +497,7 @@ fn unseal(store: &Path, request: &CopyRequest, entry: &RemoteEntry, place: Conne
             );
             return Err(Problem::new(what));
         }
-        (Encryption::None, _) => return Ok(Box::new(place)),
+        (Encryption::None, _) => return Ok(place),
         (Encryption::KeyFile(path), _) => Secret::read(&path).map_err(failed)?,
         (Encryption::Passphrase, Some(words)) => Secret::Passphrase(words.clone()),
         (Encryption::Passphrase, None) => {

@@ -234,8 +234,10 @@ impl Out<'_> {
     }
 
     fn copy(&self, to: &CopyRequest) -> CopyRequest {
+        // Golden images go with the first round: the machines stand in the last one.
+        let without_images = to.without_images || !self.rounds.is_empty();
         // One line at a time: the guests need the processors, too.
-        CopyRequest { experiment: self.request.experiment.clone(), names: Vec::new(), jobs: 1, ..to.clone() }
+        CopyRequest { experiment: self.request.experiment.clone(), names: Vec::new(), without_images, jobs: 1, ..to.clone() }
     }
 
     /// The last checkpoint, of machines that stand and go on no more here. Returns the record that is left, and the bytes that the store gave back.

@@ -16,6 +16,7 @@ mod fork;
 mod forward;
 mod gc;
 mod goto;
+mod init;
 mod keeper;
 mod link;
 pub mod log;
@@ -23,6 +24,7 @@ mod ls;
 mod metrics;
 mod mount;
 mod pause;
+mod peer;
 mod plot;
 mod ports;
 mod prune;
@@ -114,12 +116,16 @@ pub enum Command {
     Swapin(swapin::Swapin),
     Verify(verify::Verify),
     Rebuild(rebuild::Rebuild),
+    Init(init::Init),
+    Rekey(init::Rekey),
     RunRanks(run_ranks::RunRanks),
     Schema(schema::Schema),
     Doctor(doctor::Doctor),
     Completions(completions::Completions),
     #[command(hide = true)]
     Keeper(keeper::Keeper),
+    #[command(hide = true)]
+    Peer(peer::Peer),
 }
 
 impl Command {
@@ -164,11 +170,14 @@ impl Command {
             Self::Swapin(command) => command.run(context),
             Self::Verify(command) => command.run(context),
             Self::Rebuild(command) => command.run(context),
+            Self::Init(command) => command.run(context),
+            Self::Rekey(command) => command.run(context),
             Self::RunRanks(command) => command.run(context),
             Self::Schema(command) => command.run(context),
             Self::Doctor(command) => command.run(context),
             Self::Completions(command) => command.run(context),
             Self::Keeper(command) => command.run(context),
+            Self::Peer(command) => command.run(context),
         }
     }
 

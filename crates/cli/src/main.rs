@@ -30,7 +30,7 @@ mod wires;
 use args::Cli;
 use clap::Parser;
 use out::{Failure, Out};
-use std::{ffi::OsStr, process::ExitCode};
+use std::{ffi::OsStr, io::IsTerminal as _, path::Path, process::ExitCode};
 
 /// A keeper runs for weeks and its threads come and go. The C library's allocator keeps what each of them once held for itself; this one gives it back.
 #[global_allocator]
@@ -39,6 +39,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     if complete::answer() {
         return ExitCode::SUCCESS;
+    }
+    if std::io::stdin().is_terminal() {
+        let ask = |store: &Path| rpassword::prompt_password(format!("passphrase of the store {}: ", store.display()));
+        fermata_api::secrets::ask_passphrases_with(ask);
     }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

@@ -74,6 +74,9 @@ fn every_command_has_help_with_examples() {
         "backup",
         "bisect",
         "prune",
+        "rebuild",
+        "init",
+        "rekey",
         "run-ranks",
         "link",
         "capture",
@@ -111,6 +114,47 @@ fn misuse_is_two() {
     place.fails(&["up"], 2, "what shall run?");
     place.fails(&["up", "x.qcow2", "--memory", "lots"], 2, "512M");
     place.fails(&["up", "x.qcow2", "--every", "soon"], 2, "soon");
+}
+
+#[test]
+fn an_encrypted_store_opens_for_who_has_the_secret() {
+    let place = Place::new();
+    let key = place.path().join("key");
+    std::fs::write(&key, [1; 32]).unwrap();
+    let said = |arguments: &[&str], variables: &[(&str, &str)], status: i32| {
+        let output = place.command(arguments).envs(variables.iter().copied()).output().unwrap();
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {said}");
+        said
+    };
+    // A key that is set, and a store that would not heed it.
+    let add = ["remote", "add", "nas", "/nowhere", "--plain"];
+    assert!(said(&add, &[("FERMATA_STORE_KEY_FILE", "key")], 1).contains("fermata init"));
+    assert!(!place.path().join("store/format").exists());
+    place.fails(&["init", "--key-file", "absent"], 1, "absent");
+    place.fails(&["init", "--key-file", "key", "--passphrase"], 2, "cannot be used with");
+    let made: serde_json::Value = serde_json::from_str(&said(&["init", "--key-file", "key", "--json"], &[], 0)).unwrap();
+    assert_eq!(made["encryption"]["key_file"], key.canonicalize().unwrap().to_str().unwrap());
+    place.fails(&["init"], 1, "already");
+    said(&add, &[], 0);
+    said(&["verify"], &[], 0);
+    std::fs::write(&key, [2; 32]).unwrap();
+    place.fails(&["verify"], 1, "this is not the key file");
+    place.fails(&["rebuild"], 1, "this is not the key file");
+    std::fs::rename(&key, place.path().join("other")).unwrap();
+    place.fails(&["verify"], 1, "FERMATA_STORE_KEY_FILE");
+    std::fs::write(place.path().join("other"), [1; 32]).unwrap();
+    let found = [("FERMATA_STORE_KEY_FILE", "other")];
+    said(&["verify"], &found, 0);
+    place.fails(&["rekey"], 2, "--key-file");
+    assert!(said(&["rekey", "--passphrase"], &found, 1).contains("FERMATA_STORE_NEW_PASSPHRASE"));
+    said(&["rekey", "--passphrase"], &[found[0], ("FERMATA_STORE_NEW_PASSPHRASE", "correct horse")], 0);
+    place.fails(&["verify"], 1, "FERMATA_STORE_PASSPHRASE");
+    assert!(said(&["verify"], &[("FERMATA_STORE_PASSPHRASE", "wrong horse")], 1).contains("this is not the passphrase"));
+    assert!(said(&["verify"], &[("FERMATA_STORE_PASSPHRASE", "correct horse")], 0).contains("whole"));
+    let plain = place.path().join("plain");
+    said(&["init", "--store", plain.to_str().unwrap()], &[], 0);
+    assert!(said(&["rekey", "--key-file", "other", "--store", plain.to_str().unwrap()], &[], 1).contains("not encrypted"));
 }
 
 #[test]

@@ -1,7 +1,9 @@
-//! Places that a store is copied to and from: object storage, directories.
+//! Places that a store is copied to and from: object storage, directories, directories of other hosts.
 //!
 //! - [`Address`]: what a person calls such a place
-//! - [`Connection`]: a place, reached; it implements [`Remote`] on `object_store`
+//! - [`open`]: reaches it
+//! - `Connection`: object storage or a directory; it implements [`Remote`] on `object_store`
+//! - `Peer`: a directory of another host, for which [`serve`] answers there
 //! - [`Sealed`]: a place of which its owner can read nothing
 //! - `limit`: how fast bytes may travel
 //!
@@ -9,12 +11,14 @@
 
 mod address;
 mod limit;
+mod peer;
 mod sealed;
 #[cfg(test)]
 mod tests;
 
-pub use address::Address;
-pub use sealed::{Sealed, Secret};
+pub use address::{Address, Host};
+pub use peer::serve;
+pub use sealed::Sealed;
 
 use fermata_linux::random;
 use fermata_store::remote::Remote;
@@ -24,12 +28,8 @@ use object_store::{
     ClientOptions, Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload, RetryConfig,
     UpdateVersion, aws::AmazonS3Builder, local::LocalFileSystem, path::Path as Name,
 };
-use std::{
-    fmt, fs, io,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use peer::Peer;
+use std::{fmt, fs, io, path::Path, sync::Arc, time::Duration};
 use tokio::runtime::Runtime;
 
 /// A place that is tried again and again for so long is gone.
@@ -48,48 +48,63 @@ pub fn choose_ciphers() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// A place for objects, reached.
-pub struct Connection {
+/// How long a place is waited for.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    retries: usize,
+    stalled: Duration,
+}
+
+/// Reaches a place, and moves at most so many bytes a second each way. S3's keys, region and endpoint come from the environment, under the names that
+/// its other clients use (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL`); for another host there is `ssh`, or what `FERMATA_SSH` names.
+///
+/// Nothing is asked of it yet. A directory is made if there is none.
+pub fn open(address: &Address, bytes_per_second: Option<u64>) -> io::Result<Box<dyn Remote>> {
+    with_patience(address, bytes_per_second, Patience { retries: RETRIES, stalled: STALLED })
+}
+
+/// The same for somebody who waits: what fails is told soon, and tried again by whoever asked.
+pub fn open_impatient(address: &Address) -> io::Result<Box<dyn Remote>> {
+    with_patience(address, None, Patience { retries: 0, stalled: STALLED_SOON })
+}
+
+fn with_patience(address: &Address, bytes_per_second: Option<u64>, patience: Patience) -> io::Result<Box<dyn Remote>> {
+    let limit = bytes_per_second.map(Limit::new);
+    Ok(match address {
+        Address::Directory(path) => Box::new(Connection::directory(path, limit)?),
+        Address::S3 { bucket, prefix } => Box::new(Connection::s3(bucket, prefix, limit, patience)?),
+        Address::Ssh { host, directory } => Box::new(Peer::over_ssh(host, directory, limit, patience)),
+    })
+}
+
+/// Object storage or a directory, reached.
+struct Connection {
     address: Address,
     place: Arc<dyn ObjectStore>,
     base: Name,
-    /// Where it is a directory of this host.
-    directory: Option<PathBuf>,
     runtime: Runtime,
     limit: Option<Limit>,
 }
 
 impl Connection {
-    /// Reaches a place, and moves at most so many bytes a second each way. S3's keys, region and endpoint come from the environment, under the names that
-    /// its other clients use (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL`).
-    ///
-    /// Nothing is asked of it yet. A directory is made if there is none.
-    pub fn open(address: &Address, bytes_per_second: Option<u64>) -> io::Result<Self> {
-        Self::with_patience(address, bytes_per_second, RETRIES, STALLED)
+    fn directory(path: &Path, limit: Option<Limit>) -> io::Result<Self> {
+        fs::create_dir_all(path)?;
+        let place = LocalFileSystem::new_with_prefix(path).map_err(told)?.with_fsync(true);
+        Self::new(Address::Directory(path.to_owned()), Arc::new(place), Name::default(), limit)
     }
 
-    /// The same for somebody who waits: what fails is told soon, and tried again by whoever asked.
-    pub fn open_impatient(address: &Address) -> io::Result<Self> {
-        Self::with_patience(address, None, 0, STALLED_SOON)
-    }
-
-    fn with_patience(address: &Address, bytes_per_second: Option<u64>, retries: usize, stalled: Duration) -> io::Result<Self> {
+    fn s3(bucket: &str, prefix: &str, limit: Option<Limit>, patience: Patience) -> io::Result<Self> {
         choose_ciphers();
+        let retry = RetryConfig { max_retries: patience.retries, retry_timeout: RETRY, ..RetryConfig::default() };
+        let client = ClientOptions::new().with_timeout(patience.stalled).with_allow_http(true);
+        let place = AmazonS3Builder::from_env().with_bucket_name(bucket).with_client_options(client).with_retry(retry).build();
+        let address = Address::S3 { bucket: bucket.to_owned(), prefix: prefix.to_owned() };
+        Self::new(address, Arc::new(place.map_err(told)?), Name::from(prefix), limit)
+    }
+
+    fn new(address: Address, place: Arc<dyn ObjectStore>, base: Name, limit: Option<Limit>) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let retry = RetryConfig { max_retries: retries, retry_timeout: RETRY, ..RetryConfig::default() };
-        let client = ClientOptions::new().with_timeout(stalled).with_allow_http(true);
-        let (place, base, directory): (Arc<dyn ObjectStore>, _, _) = match address {
-            Address::Directory(path) => {
-                fs::create_dir_all(path)?;
-                let place = LocalFileSystem::new_with_prefix(path).map_err(told)?.with_fsync(true);
-                (Arc::new(place), Name::default(), Some(path.clone()))
-            }
-            Address::S3 { bucket, prefix } => {
-                let place = AmazonS3Builder::from_env().with_bucket_name(bucket).with_client_options(client).with_retry(retry).build();
-                (Arc::new(place.map_err(told)?), Name::from(prefix.as_str()), None)
-            }
-        };
-        Ok(Self { address: address.clone(), place, base, directory, runtime, limit: bytes_per_second.map(Limit::new) })
+        Ok(Self { address, place, base, runtime, limit })
     }
 
     fn name(&self, object: &str) -> Name {
@@ -200,7 +215,7 @@ impl Remote for Connection {
     }
 
     fn swap(&self, name: &str, before: Option<&[u8]>, bytes: Vec<u8>) -> io::Result<bool> {
-        if let Some(directory) = &self.directory {
+        if let Address::Directory(directory) = &self.address {
             return Self::swap_file(directory, name, before, &bytes);
         }
         let now = self.read(name, None, u64::MAX)?;

@@ -3,15 +3,14 @@
 //! What is put there is laid out as in `docs/formats/remote.md`, "Encrypted". Keys come from a passphrase or a file and never leave this host.
 
 use aead_stream::{NewStream, StreamBE32, StreamPrimitive};
-use argon2::Argon2;
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use chacha20poly1305::{
     KeyInit, XChaCha20Poly1305,
     aead::{Aead, Payload},
 };
 use fermata_linux::random;
-use fermata_store::remote::Remote;
-use std::{fmt, fs, io, path::Path};
+use fermata_store::{Secret, remote::Remote};
+use std::{fmt, io};
 
 /// The object that says how keys are made, in the open.
 const KEYS: &str = "keys";
@@ -24,63 +23,6 @@ const TAG: usize = 16;
 const NONCE: usize = 19;
 /// Behind the chunks: the nonce, and how many plain bytes there are.
 const FOOTER: usize = NONCE + 8;
-/// What Argon2id takes: 64 MiB, three times over (RFC 9106, the second choice).
-const MEMORY_KIB: u32 = 64 << 10;
-const PASSES: u32 = 3;
-/// Of a key file at least: what can be guessed is no key.
-const KEY_FILE_MIN: usize = 32;
-const KEY_FILE_MAX: u64 = 1 << 20;
-
-/// What keys are made of.
-#[derive(Clone)]
-pub enum Secret {
-    /// What a person remembers.
-    Passphrase(String),
-    /// The bytes of a file, as random as they can be.
-    KeyFile(Vec<u8>),
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.kind())
-    }
-}
-
-impl Secret {
-    /// Reads a key file: at least 32 bytes, of which none is a person's idea.
-    pub fn read(path: &Path) -> io::Result<Self> {
-        let length = fs::metadata(path)?.len();
-        if length < KEY_FILE_MIN as u64 || length > KEY_FILE_MAX {
-            let what = format!(
-                "{} has {length} bytes; a key has at least {KEY_FILE_MIN}: `head -c 32 /dev/urandom > FILE` makes one",
-                path.display()
-            );
-            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
-        }
-        Ok(Self::KeyFile(fs::read(path)?))
-    }
-
-    fn kind(&self) -> &'static str {
-        match self {
-            Self::Passphrase(_) => "passphrase",
-            Self::KeyFile(_) => "key file",
-        }
-    }
-
-    fn master(&self, salt: &[u8]) -> io::Result<[u8; 32]> {
-        match self {
-            Self::Passphrase(words) => {
-                let mut key = [0; 32];
-                let costs = argon2::Params::new(MEMORY_KIB, PASSES, 1, Some(key.len())).map_err(io::Error::other)?;
-                let argon = Argon2::new(argon2::Algorithm::Argon2id, argon2::Version::V0x13, costs);
-                argon.hash_password_into(words.as_bytes(), salt, &mut key).map_err(io::Error::other)?;
-                Ok(key)
-            }
-            Self::KeyFile(bytes) => Ok(blake3::derive_key("fermata sealed remote 1 key file", &[salt, bytes].concat())),
-        }
-    }
-}
-
 /// A place of which only those who know the secret can read what is there.
 pub struct Sealed<P> {
     place: P,
@@ -102,7 +44,7 @@ impl<P: Remote> Sealed<P> {
                     ));
                 }
                 let salt = random::bytes::<16>()?;
-                let master = secret.master(&salt)?;
+                let master = secret.master(VERSION, &salt)?;
                 let keys = format!("{VERSION}\n{}\n{}\n{}\n", secret.kind(), hex(&salt), hex(&check(&master)));
                 // Somebody else may have been faster, with another salt.
                 match place.swap(KEYS, None, keys.clone().into_bytes())? {
@@ -121,11 +63,12 @@ impl<P: Remote> Sealed<P> {
             return Err(io::Error::other(format!("it is encrypted as in \"{version}\", which this version of Fermata does not know")));
         }
         let salt = unhex(salt)
+            .and_then(|salt| salt.try_into().ok())
             .ok_or_else(|| io::Error::other("what tells how its keys are made is damaged: put the object \"keys\" back from a copy"))?;
         if kind != secret.kind() {
             return Err(io::Error::other(format!("it is encrypted with a {kind}, not with a {}", secret.kind())));
         }
-        let master = secret.master(&salt)?;
+        let master = secret.master(VERSION, &salt)?;
         if hex(&check(&master)) != check_of {
             return Err(io::Error::other(format!("this is not the {kind} that it is encrypted with")));
         }
@@ -329,14 +272,15 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Address, Connection};
+    use crate::Connection;
+    use std::{fs, path::Path};
 
     fn passphrase(words: &str) -> Secret {
         Secret::Passphrase(words.into())
     }
 
     fn plain(directory: &Path) -> Connection {
-        Connection::open(&Address::Directory(directory.into()), None).unwrap()
+        Connection::directory(directory, None).unwrap()
     }
 
     /// Every file below a directory: its path from there, and its bytes.

@@ -1,4 +1,4 @@
-//! The same against each kind of place; S3 is a real server of it, over HTTP on this host.
+//! The same against each kind of place; S3 is a real server of it, over HTTP on this host, and another host is a thread.
 
 use super::*;
 use fermata_store::{
@@ -46,7 +46,8 @@ impl Server {
     }
 
     fn connect(&self, secret: &str, limit: Option<u64>) -> Connection {
-        let mut connection = Connection::open(&Address::Directory(self._files.path().join("unused")), limit).unwrap();
+        choose_ciphers();
+        let mut connection = Connection::directory(&self._files.path().join("unused"), limit.map(Limit::new)).unwrap();
         let builder = AmazonS3Builder::new()
             .with_bucket_name(BUCKET)
             .with_endpoint(format!("http://{}", self.at))
@@ -57,7 +58,6 @@ impl Server {
             .with_retry(RetryConfig { max_retries: 1, retry_timeout: Duration::from_secs(5), ..RetryConfig::default() });
         connection.address = Address::S3 { bucket: BUCKET.into(), prefix: "a/b".into() };
         connection.base = Name::from("a/b");
-        connection.directory = None;
         connection.place = Arc::new(builder.build().unwrap());
         connection
     }
@@ -69,9 +69,10 @@ impl Drop for Server {
     }
 }
 
-fn on_each_kind(test: impl Fn(&Connection)) {
-    let directory = tempfile::tempdir().unwrap();
-    test(&Connection::open(&Address::Directory(directory.path().join("new/one")), None).unwrap());
+fn on_each_kind(test: impl Fn(&dyn Remote)) {
+    let [one, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    test(&Connection::directory(&one.path().join("new/one"), None).unwrap());
+    test(&Peer::of_thread(&other.path().join("new/one"), None));
     let server = Server::begin();
     test(&server.connect(SECRET, None));
 }
@@ -111,7 +112,7 @@ fn of_two_who_change_an_object_one_is_told() {
         assert!(!place.swap("refs/a", Some(b"2"), b"3".to_vec()).unwrap());
         assert!(place.swap("refs/a", Some(b"1"), b"2".to_vec()).unwrap());
         assert_eq!(place.get("refs/a", 10).unwrap().unwrap(), b"2");
-        if place.directory.is_none() {
+        if place.to_string().starts_with("s3://") {
             // The server of these tests looks first and writes then, so that of two at once both may be told yes. S3's own does not.
             return;
         }
@@ -139,15 +140,17 @@ fn of_two_who_change_an_object_one_is_told() {
 
 #[test]
 fn a_limit_is_kept() {
-    let server = Server::begin();
-    let place = server.connect(SECRET, Some(8 << 20));
-    let (bytes, began) = (vec![1; 12 << 20], Instant::now());
-    place.put("packs/large", bytes.clone()).unwrap();
-    // However slow the host is, it cannot be faster.
-    assert!(began.elapsed() >= Duration::from_millis(1400), "{:?}", began.elapsed());
-    let began = Instant::now();
-    assert_eq!(place.get("packs/large", 12 << 20).unwrap().unwrap(), bytes);
-    assert!(began.elapsed() >= Duration::from_millis(1400), "{:?}", began.elapsed());
+    let (server, directory) = (Server::begin(), tempfile::tempdir().unwrap());
+    let places: [&dyn Remote; 2] = [&server.connect(SECRET, Some(8 << 20)), &Peer::of_thread(directory.path(), Some(Limit::new(8 << 20)))];
+    for place in places {
+        let (bytes, began) = (vec![1; 12 << 20], Instant::now());
+        place.put("packs/large", bytes.clone()).unwrap();
+        // However slow the host is, it cannot be faster.
+        assert!(began.elapsed() >= Duration::from_millis(1400), "{place}: {:?}", began.elapsed());
+        let began = Instant::now();
+        assert_eq!(place.get("packs/large", 12 << 20).unwrap().unwrap(), bytes);
+        assert!(began.elapsed() >= Duration::from_millis(1400), "{place}: {:?}", began.elapsed());
+    }
 }
 
 #[test]

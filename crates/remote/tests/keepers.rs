@@ -6,10 +6,10 @@ use fermata_linux::{
     clock::{Stopwatch, wall_ns},
     random,
 };
-use fermata_remote::{Address, Connection};
+use fermata_remote::Address;
 use fermata_store::{
     Candidate, CollectOptions, Cost, Error, Hold, Keep, Record, Removal, Store, VerifyOptions,
-    remote::{PullOptions, PushOptions},
+    remote::{PullOptions, PushOptions, Remote},
 };
 use fermata_types::{CheckpointId, PAGE_SIZE, PageBuf, PageName, PageNumber, PartKind, PartState, Root};
 use std::{
@@ -289,8 +289,8 @@ fn store_in(place: &Path) -> Store {
     Store::open(&place.join("store")).unwrap()
 }
 
-fn remote_in(place: &Path) -> Connection {
-    Connection::open(&Address::Directory(place.join("remote")), None).unwrap()
+fn remote_in(place: &Path) -> Box<dyn Remote> {
+    fermata_remote::open(&Address::Directory(place.join("remote")), None).unwrap()
 }
 
 fn spawn(place: &Path, role: &str, seed: u64) -> Child {
@@ -314,13 +314,13 @@ fn child() {
     let remote = push.then(|| remote_in(&place));
     loop {
         match &remote {
-            Some(remote) => push_some(&store, remote, &mut random),
+            Some(remote) => push_some(&store, &**remote, &mut random),
             None => collect_some(&store, &mut random),
         }
     }
 }
 
-fn push_some(store: &Store, remote: &Connection, random: &mut Random) {
+fn push_some(store: &Store, remote: &dyn Remote, random: &mut Random) {
     let all = store.records().unwrap().into_iter();
     let some: Vec<_> = all.map(|(id, _)| id).filter(|_| random.below(4) == 0).take(12).collect();
     if some.is_empty() {

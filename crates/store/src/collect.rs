@@ -20,8 +20,8 @@ use crate::{
     index::Location,
     mark::Marker,
     node::Stored,
-    pack::{self, Kind, PackBuilder, PackFile},
-    rebuild::{self, entries},
+    pack::{Kind, PackBuilder, PackFile},
+    rebuild::entries,
     removed,
 };
 use fermata_types::{BlobName, CheckpointId, NodeName, PackId, PageName};
@@ -208,7 +208,7 @@ impl<'a> Collection<'a> {
         self.told.bytes_after = self.told.bytes_before;
         self.mark()?;
         self.decide();
-        let files = rebuild::list(&self.store.0.shelf())?;
+        let files = self.store.0.shelf().list()?;
         if self.options.dry_run {
             self.estimate(&files)?;
             return Ok(self.told);
@@ -292,7 +292,7 @@ impl<'a> Collection<'a> {
         }
         let index = &self.store.0.index;
         for (path, id) in files {
-            if index.get(&*index.read()?, &index.pack_numbers, id.as_bytes())?.is_none() {
+            if !index.has(&*index.read()?, &index.pack_numbers, id.as_bytes())? {
                 self.told.orphans += 1;
                 self.told.orphan_bytes += path.metadata().map_or(0, |file| file.len());
             }
@@ -327,7 +327,7 @@ impl<'a> Collection<'a> {
             index.write(|write| {
                 names.iter().try_for_each(|(kind, name)| {
                     let db = index.of_kind(*kind);
-                    match index.get(write, db, name)?.filter(|bytes| Location::is_doomed(bytes)).and_then(Location::decode) {
+                    match index.get(write, db, name)?.filter(|bytes| Location::is_doomed(bytes)).as_deref().and_then(Location::decode) {
                         Some(location) => index.put(write, db, name, location.encode().as_ref()),
                         None => Ok(()),
                     }
@@ -362,8 +362,8 @@ impl<'a> Collection<'a> {
                 for (_, (entry, place, name)) in objects.by_ref().take(BATCH) {
                     let location = Location::Pack { pack: number, offset: entry.offset, place, length: entry.length };
                     let Some(bytes) = index.get(write, index.of_kind(entry.kind), name)? else { continue };
-                    if Location::decode(bytes) == Some(location) {
-                        let is_doomed = Location::is_doomed(bytes);
+                    if Location::decode(&bytes) == Some(location) {
+                        let is_doomed = Location::is_doomed(&bytes);
                         change(write, entry.kind, name, location, is_doomed)?;
                     }
                 }
@@ -421,7 +421,7 @@ impl<'a> Collection<'a> {
             },
         )?;
         let (inner, marks) = (&self.store.0, &self.marker.packs[&number]);
-        let path = pack::place(&inner.shelf(), &marks.id);
+        let path = inner.shelf().place(&marks.id);
         if left > 0 {
             // Cannot be; but a pack too many does no harm, and one too few does.
             self.told.damaged.push(format!("{}: {left} objects in it are still in use, so it stays", path.display()));
@@ -449,7 +449,7 @@ impl<'a> Collection<'a> {
             (self.progress)(CollectStage::Rewrite, Progress { done: done as u64, total: packs.len() as u64 });
             let into = match &mut builder {
                 Some(builder) => builder,
-                None => builder.insert(PackBuilder::new(inner.medium.clone(), &inner.path.join("tmp"))?),
+                None => builder.insert(inner.new_pack()?),
             };
             match self.copy(*number, into) {
                 Ok(()) => sources.push(*number),
@@ -514,7 +514,7 @@ impl<'a> Collection<'a> {
                 for (entry, place, name) in objects.by_ref().take(BATCH) {
                     let db = index.of_kind(entry.kind);
                     let here = Location::Pack { pack: number, offset: entry.offset, place, length: entry.length };
-                    match index.get(write, db, name)?.and_then(Location::decode) {
+                    match index.get(write, db, name)?.as_deref().and_then(Location::decode) {
                         Some(Location::Pack { pack, .. }) if sources.contains(&pack) => {
                             index.put(write, db, name, here.encode().as_ref())?;
                         }
@@ -536,7 +536,7 @@ impl<'a> Collection<'a> {
         let inner = &self.store.0;
         // Under the lock of the index, where commits look whether their pack is still there.
         inner.index.write(|write| {
-            if inner.index.get(write, &inner.index.pack_numbers, id.as_bytes())?.is_some() {
+            if inner.index.has(write, &inner.index.pack_numbers, id.as_bytes())? {
                 return Ok(false);
             }
             match inner.medium.remove(path) {
@@ -562,7 +562,7 @@ impl<'a> Collection<'a> {
     /// Forgets removed checkpoints that nobody holds, once the files of their packs are gone for good.
     fn empty_trash(&mut self) -> Result<()> {
         let inner = &self.store.0;
-        for directory in entries(&inner.shelf())?.into_iter().filter(|path| path.is_dir()) {
+        for directory in entries(&inner.shelf().directory)?.into_iter().filter(|path| path.is_dir()) {
             inner.medium.sync_directory(&directory).map_err(Error::io("sync", &directory))?;
         }
         let (index, held) = (&inner.index, &self.held);
@@ -580,7 +580,7 @@ impl<'a> Collection<'a> {
             for id in self.removed_before.iter().filter(|id| !is_remembered(id)) {
                 let mut is_in_a_pack = false;
                 for pack in self.marker.packs_of_record(id) {
-                    is_in_a_pack |= index.get(write, &index.packs, &pack.to_be_bytes())?.is_some();
+                    is_in_a_pack |= index.has(write, &index.packs, &pack.to_be_bytes())?;
                 }
                 if !is_in_a_pack {
                     index.delete(write, &index.removed, id.as_bytes())?;

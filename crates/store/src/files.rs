@@ -1,7 +1,11 @@
 //! Every change that the store makes to files of its own goes through [`Medium`]: the seam where tests tear and lose writes. Files that tell
 //! who is present (`holds/`) are apart: they mean nothing after a crash.
 
-use crate::{Error, Result};
+use crate::{
+    Error, Result,
+    chunks::{self, Chunks},
+    cipher::Sealing,
+};
 use std::{
     fs::{DirBuilder, File, OpenOptions, TryLockError},
     io,
@@ -60,19 +64,21 @@ pub(crate) struct TempFile {
     medium: Arc<dyn Medium>,
     file: File,
     path: PathBuf,
+    /// What is encrypted is written from the beginning to the end.
+    chunks: Option<Chunks>,
     placed: bool,
 }
 
 impl TempFile {
     /// A new empty file in `directory`.
-    pub fn create(medium: Arc<dyn Medium>, directory: &Path) -> Result<Self> {
+    pub fn create(medium: Arc<dyn Medium>, directory: &Path, sealing: &Sealing) -> Result<Self> {
         loop {
             let (file, path) = tempfile::Builder::new()
                 .prefix("pack-")
                 .make_in(directory, |path| medium.create(path))
                 .and_then(|temp| temp.keep().map_err(|error| error.error))
                 .map_err(Error::io("create a file in", directory))?;
-            let temp = Self { medium: medium.clone(), file, path, placed: false };
+            let temp = Self { medium: medium.clone(), file, path, chunks: sealing.clone().map(Chunks::new), placed: false };
             if temp.lock()? {
                 return Ok(temp);
             }
@@ -94,17 +100,32 @@ impl TempFile {
         &self.path
     }
 
-    pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
+    pub fn write_at(&mut self, bytes: &[u8], offset: u64) -> Result<()> {
+        let Some(chunks) = &mut self.chunks else { return self.write(bytes, offset) };
+        assert_eq!(offset, chunks.length(), "what is encrypted is written in order");
+        let (at, sealed) = chunks.push(bytes);
+        if sealed.is_empty() { Ok(()) } else { self.write(&sealed, at) }
+    }
+
+    fn write(&self, bytes: &[u8], offset: u64) -> Result<()> {
         self.medium.write_at(&self.file, bytes, offset).map_err(Error::io("write", &self.path))
     }
 
-    /// All that was written.
-    pub fn read_all(&self) -> Result<Vec<u8>> {
-        std::fs::read(&self.path).map_err(Error::io("read", &self.path))
+    /// Writes what is left to be written. Afterwards nothing more is.
+    fn finish(&mut self) -> Result<()> {
+        let Some((at, sealed)) = self.chunks.as_mut().map(Chunks::finish) else { return Ok(()) };
+        self.write(&sealed, at)
+    }
+
+    /// All that was written, when no more is to come.
+    pub fn into_bytes(mut self, sealing: &Sealing) -> Result<Vec<u8>> {
+        self.finish()?;
+        chunks::read(&self.path, sealing).map_err(Error::io("read", &self.path))
     }
 
     /// Makes the file durable and gives it its place. `to` is `<shelf>/<directory>/<name>`; the directory may be new.
     pub fn place(mut self, to: &Path) -> Result<()> {
+        self.finish()?;
         let medium = self.medium.clone();
         medium.sync(&self.file).map_err(Error::io("sync", &self.path))?;
         let directory = to.parent().expect("a place has a directory");

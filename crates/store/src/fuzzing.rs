@@ -4,9 +4,9 @@ use crate::{
     Record, hash,
     node::{Node, Stored},
     pack::{
-        Frame, Kind, PackFile,
+        Frame, Kind, PackFile, Shelf,
         contents::{self, Contents},
-        place, u32_at,
+        u32_at,
     },
 };
 use fermata_types::{FANOUT, PackId};
@@ -100,16 +100,17 @@ fn file(data: &[u8], fit: Fit) {
         _ => (PackId([7; 32]), data.to_vec()),
     };
     SHELF.with(|shelf| {
-        let path = place(shelf.path(), &id);
+        let shelf = Shelf { directory: shelf.path().to_owned(), sealing: None };
+        let path = shelf.place(&id);
         fs::create_dir_all(path.parent().expect("a pack has a directory")).expect("a directory");
         fs::write(&path, bytes).expect("the temporary directory takes a small file");
-        if let Ok(pack) = PackFile::open(shelf.path(), &id)
+        if let Ok(pack) = PackFile::open(&shelf, &id)
             && let Ok(contents) = pack.contents(&id)
         {
             for entry in &contents.entries {
                 let _ = pack.frame(entry.offset, entry.length, &"a frame");
             }
-            let _ = crate::rebuild::read(shelf.path(), &id);
+            let _ = crate::rebuild::read(&shelf, &id);
         }
         fs::remove_file(&path).expect("the file is there");
     });

@@ -2,6 +2,7 @@
 
 use crate::{Error, Result, Store, error::Named};
 use fermata_types::CheckpointId;
+use std::borrow::Cow;
 
 /// Bytes of a hint at most.
 const HINT_MAX: usize = 1 << 20;
@@ -17,7 +18,7 @@ impl Store {
         }
         let (index, key) = (&self.0.index, hint_key(id, key)?);
         index.write(|write| {
-            if index.get(write, &index.records, id.as_bytes())?.is_none() {
+            if !index.has(write, &index.records, id.as_bytes())? {
                 return Err(Error::missing(Named("checkpoint", id.as_bytes()).to_string(), "it was removed"));
             }
             index.put(write, &index.hints, &key, bytes)
@@ -27,7 +28,7 @@ impl Store {
     /// The hint beside a checkpoint under this key, if there is one. What reads it must check it: nothing vouches for it.
     pub fn hint(&self, id: &CheckpointId, key: &str) -> Result<Option<Vec<u8>>> {
         let index = &self.0.index;
-        Ok(index.get(&*index.read()?, &index.hints, &hint_key(id, key)?)?.map(<[u8]>::to_vec))
+        Ok(index.get(&*index.read()?, &index.hints, &hint_key(id, key)?)?.map(Cow::into_owned))
     }
 }
 

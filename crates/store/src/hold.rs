@@ -1,6 +1,10 @@
 //! Holds: what a live process needs stays in the store, whoever removes and collects.
 
-use crate::{Error, Result, Store, error::Named};
+use crate::{
+    Error, Result, Store,
+    cipher::{hidden, shown},
+    error::Named,
+};
 use fermata_types::CheckpointId;
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -27,7 +31,7 @@ impl Hold {
 
     /// Holds a checkpoint that is about to be committed.
     pub(crate) fn ahead(store: &Store, id: CheckpointId) -> Result<Self> {
-        Ok(Self { id, _presence: Presence::new(&directory(store), &format!("{id}-"))? })
+        Ok(Self { id, _presence: Presence::new(&directory(store), &format!("{}-", called(store, &id)))? })
     }
 }
 
@@ -85,6 +89,11 @@ impl Drop for Presence {
     }
 }
 
+/// What a checkpoint is called in the names of files.
+fn called(store: &Store, id: &CheckpointId) -> CheckpointId {
+    CheckpointId(hidden(&store.0.sealing, id.as_bytes()))
+}
+
 fn directory(store: &Store) -> PathBuf {
     store.path().join("holds")
 }
@@ -110,8 +119,8 @@ impl Present {
                 Ok(()) => _ = std::fs::remove_file(&path),
                 Err(TryLockError::WouldBlock) if name.starts_with(WRITER) => present.writers.push((path, file)),
                 Err(TryLockError::WouldBlock) => {
-                    let id = name.split_once('-').and_then(|(id, _)| id.parse().ok());
-                    present.held.extend::<Option<CheckpointId>>(id);
+                    let id = name.split_once('-').and_then(|(id, _)| id.parse::<CheckpointId>().ok());
+                    present.held.extend(id.map(|id| CheckpointId(shown(&store.0.sealing, id.as_bytes()))));
                 }
                 Err(TryLockError::Error(error)) => return Err(Error::io("lock", &path)(error)),
             }

@@ -1,13 +1,17 @@
 //! The names of a golden image's blocks by number: what the index, which finds a block by its name, cannot tell. A cache in a file: when it is lost or damaged,
 //! names are found by reading the image (`docs/formats/golden.md`).
 
-use crate::{Result, Store, files::TempFile, hash};
+use crate::{
+    Result, Store,
+    chunks::Source,
+    cipher::{Sealing, hidden, shown},
+    files::TempFile,
+    hash,
+};
 use fermata_types::{ImageId, PAGE_SIZE, PageName, PageNumber, ZERO_PAGE};
 use std::{
     collections::HashMap,
-    fs::File,
     io,
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
 };
@@ -28,7 +32,7 @@ pub(crate) struct NamesWriter {
 
 impl NamesWriter {
     pub fn create(store: &Store, image: ImageId) -> Result<Self> {
-        let file = TempFile::create(store.0.medium.clone(), &store.path().join("tmp"))?;
+        let file = TempFile::create(store.0.medium.clone(), &store.path().join("tmp"), &store.0.sealing)?;
         Ok(Self { image, file, group: Vec::with_capacity(PAGE_SIZE), groups: 0 })
     }
 
@@ -67,7 +71,7 @@ impl NamesWriter {
 pub(crate) struct ImageNames(Mutex<HashMap<ImageId, Arc<Names>>>);
 
 struct Names {
-    file: File,
+    source: Source,
     /// The last group that was looked at: blocks are asked for in order, more or less.
     last: Mutex<Option<(u64, Vec<u8>)>>,
 }
@@ -80,7 +84,7 @@ impl Store {
             match open.get(image) {
                 Some(names) => names.clone(),
                 None => {
-                    let names = Arc::new(Names { file: File::open(path(self, image)).ok()?, last: Mutex::default() });
+                    let names = Arc::new(Names { source: Source::open(&path(self, image), &self.0.sealing).ok()?, last: Mutex::default() });
                     open.insert(*image, names.clone());
                     names
                 }
@@ -91,7 +95,7 @@ impl Store {
 
     /// Whether names are kept for all blocks of the image. They may still turn out to be damaged.
     pub(crate) fn has_image_names(&self, image: &ImageId, blocks: u64) -> bool {
-        std::fs::metadata(path(self, image)).is_ok_and(|file| file.len() == blocks.div_ceil(GROUP) * PAGE_SIZE as u64)
+        Source::open(&path(self, image), &self.0.sealing).is_ok_and(|file| file.length() == blocks.div_ceil(GROUP) * PAGE_SIZE as u64)
     }
 
     /// Forgets files that were replaced.
@@ -105,7 +109,7 @@ impl Names {
         let (group, at) = (u64::from(block) / GROUP, (u64::from(block) % GROUP) as usize * NAME);
         let mut last = self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if last.as_ref().is_none_or(|(number, _)| *number != group) {
-            *last = Some((group, read_group(&self.file, image, group)?));
+            *last = Some((group, read_group(&self.source, image, group)?));
         }
         let (_, page) = last.as_ref().expect("it was just read");
         Ok(PageName(page[at..at + NAME].try_into().expect("a name is 32 bytes")))
@@ -113,9 +117,9 @@ impl Names {
 }
 
 /// A group with the hash that it was seen to fit.
-fn read_group(file: &File, image: &ImageId, group: u64) -> io::Result<Vec<u8>> {
+fn read_group(source: &Source, image: &ImageId, group: u64) -> io::Result<Vec<u8>> {
     let mut page = vec![0; PAGE_SIZE];
-    file.read_exact_at(&mut page, group * PAGE_SIZE as u64)?;
+    source.read_exact_at(&mut page, group * PAGE_SIZE as u64)?;
     let (names, vouched) = page.split_at(GROUP as usize * NAME);
     if check(image, group, names) != vouched {
         return Err(io::Error::new(io::ErrorKind::InvalidData, format!("group {group} of the names does not fit its hash")));
@@ -124,10 +128,13 @@ fn read_group(file: &File, image: &ImageId, group: u64) -> io::Result<Vec<u8>> {
 }
 
 /// Where the first group lies in a file of names that does not fit its hash, or is cut short; none: the file is whole.
-pub(crate) fn fault(path: &Path, image: &ImageId) -> io::Result<Option<u64>> {
-    let file = File::open(path)?;
-    for group in 0..file.metadata()?.len().div_ceil(PAGE_SIZE as u64) {
-        match read_group(&file, image, group) {
+pub(crate) fn fault(path: &Path, image: &ImageId, sealing: &Sealing) -> io::Result<Option<u64>> {
+    let source = match Source::open(path, sealing) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => return Ok(Some(0)),
+        source => source?,
+    };
+    for group in 0..source.length().div_ceil(PAGE_SIZE as u64) {
+        match read_group(&source, image, group) {
             Err(error) if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) => {
                 return Ok(Some(group * PAGE_SIZE as u64));
             }
@@ -145,12 +152,14 @@ fn check(image: &ImageId, group: u64, names: &[u8]) -> [u8; NAME] {
 }
 
 fn path(store: &Store, image: &ImageId) -> PathBuf {
-    store.images_dir().join(format!("{image}{ENDING}"))
+    let called = ImageId(hidden(&store.0.sealing, image.as_bytes()));
+    store.images_dir().join(format!("{called}{ENDING}"))
 }
 
 /// The image whose names are in the file with this name.
-pub(crate) fn image_of(file: &str) -> Option<ImageId> {
-    file.strip_suffix(ENDING)?.parse().ok()
+pub(crate) fn image_of(file: &str, sealing: &Sealing) -> Option<ImageId> {
+    let called: ImageId = file.strip_suffix(ENDING)?.parse().ok()?;
+    Some(ImageId(shown(sealing, called.as_bytes())))
 }
 
 /// The name of a block by its content.

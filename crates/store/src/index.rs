@@ -1,17 +1,21 @@
 //! The index: where everything lies, in LMDB, byte for byte as in `docs/formats/index.md`.
 
 mod guard;
+mod hidden;
 mod trees;
 
 use crate::{
     Error, Result,
+    cipher::{Sealing, hidden},
     files::Medium,
-    lmdb::{self, Fault},
+    lmdb::{self, Fault, KEY_MAX},
     pack::{Kind, name_at, u16_at, u32_at, u64_at},
 };
 use fermata_types::{CheckpointId, ImageId, PackId};
 use heed::{CommitOrAbort, Env, EnvFlags, EnvOpenOptions, MdbError, RoTxn, RwTxn, WithoutTls, types::Bytes};
+use hidden::Keys;
 use std::{
+    borrow::Cow,
     fmt::Display,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -55,6 +59,16 @@ const COLLECTIONS: &[u8] = b"collections";
 const NEXT_IMAGE: &[u8] = b"next-image";
 const REMOVED_BYTES: &[u8] = b"removed-bytes";
 
+/// Where a look at many entries begins.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum ScanFrom<'k> {
+    Start,
+    /// At this key, or at those that begin with it; at the start where names are not in order.
+    At(&'k [u8]),
+    /// Behind all that begin with this one.
+    Behind(&'k [u8]),
+}
+
 /// A transaction that only reads. It sees the index as it was when it began, and must not live long.
 pub(crate) type Read<'e> = RoTxn<'e, WithoutTls>;
 
@@ -62,6 +76,8 @@ pub(crate) type Read<'e> = RoTxn<'e, WithoutTls>;
 pub(crate) struct Index {
     env: Env<WithoutTls>,
     medium: Arc<dyn Medium>,
+    /// How it is encrypted.
+    sealing: Sealing,
     path: PathBuf,
     pub pages: Db,
     pub nodes: Db,
@@ -163,7 +179,7 @@ impl Index {
     pub const FILE: &str = "data.mdb";
 
     /// Opens the index in this directory; makes one if there is none.
-    pub fn open(path: &Path, medium: Arc<dyn Medium>) -> Result<Self> {
+    pub fn open(path: &Path, medium: Arc<dyn Medium>, sealing: Sealing) -> Result<Self> {
         check(path)?;
         let env = open_env(path)?;
         env.clear_stale_readers().map_err(error(path))?;
@@ -172,27 +188,28 @@ impl Index {
             None => create_databases(&env).map_err(error(path))?,
         };
         let [pages, nodes, others @ .., fresh_pages, fresh_nodes] = databases;
-        let [blobs, packs, pack_numbers, records, refs, images, meta, removed, trash, hints, recent] =
-            others.map(|tree| Db::new(tree, None));
-        let (pages, nodes) = (Db::new(pages, Some(fresh_pages)), Db::new(nodes, Some(fresh_nodes)));
+        let [blobs, packs, pack_numbers, records, refs, images, meta, removed, trash, hints, recent] = others;
+        let [by_experiment, by_age, by_id] = [(hidden::experiment as fn(&[u8]) -> usize, 0), (hidden::experiment, 8), (hidden::id, 0)]
+            .map(|(head, ordered)| Keys::Groups { head, ordered });
         let path = path.to_owned();
         Ok(Self {
             env,
             medium,
             path,
-            pages,
-            nodes,
-            blobs,
-            packs: packs.guarded("packs"),
-            pack_numbers: pack_numbers.guarded("pack-numbers"),
-            records,
-            refs: refs.guarded("refs"),
-            images: images.guarded("images"),
-            meta: meta.guarded("meta"),
-            removed: removed.guarded("removed"),
-            trash: trash.guarded("trash"),
-            hints: hints.guarded("hints"),
-            recent: recent.guarded("recent"),
+            sealing,
+            pages: Db::of_objects("pages", pages, Some(fresh_pages)),
+            nodes: Db::of_objects("nodes", nodes, Some(fresh_nodes)),
+            blobs: Db::of_objects("blobs", blobs, None),
+            packs: Db::new("packs", packs, Keys::Open).guarded(),
+            pack_numbers: Db::new("pack-numbers", pack_numbers, Keys::Names).guarded(),
+            records: Db::new("records", records, Keys::Names),
+            refs: Db::new("refs", refs, by_experiment).guarded(),
+            images: Db::new("images", images, Keys::Names).guarded(),
+            meta: Db::new("meta", meta, Keys::Open).guarded().in_the_open(),
+            removed: Db::new("removed", removed, Keys::Names).guarded(),
+            trash: Db::new("trash", trash, Keys::Names).guarded(),
+            hints: Db::new("hints", hints, by_id).guarded(),
+            recent: Db::new("recent", recent, by_age).guarded(),
         })
     }
 
@@ -229,28 +246,55 @@ impl Index {
         Ok(value)
     }
 
-    pub fn get<'t>(&self, read: &'t RoTxn<'_>, db: &Db, key: &[u8]) -> Result<Option<&'t [u8]>> {
-        db.get(read, key).map_err(self.error())
+    pub fn get<'t>(&self, read: &'t RoTxn<'_>, db: &Db, key: &[u8]) -> Result<Option<Cow<'t, [u8]>>> {
+        let hidden = hidden::key(&self.sealing, db, key);
+        let Some(value) = db.get(read, &hidden).map_err(self.error())? else { return Ok(None) };
+        Ok(Some(match (&self.sealing, db.values) {
+            (Some(_), hidden::Values::Sealed) => self.entry(db, &hidden, value)?.1.into_owned().into(),
+            _ => value.into(),
+        }))
+    }
+
+    /// Whether there is such a key.
+    pub fn has(&self, read: &RoTxn<'_>, db: &Db, key: &[u8]) -> Result<bool> {
+        Ok(db.get(read, &hidden::key(&self.sealing, db, key)).map_err(self.error())?.is_some())
     }
 
     pub fn put(&self, write: &mut RwTxn<'_>, db: &Db, key: &[u8], value: &[u8]) -> Result<()> {
         self.guard(write, db, key, Some(value))?;
-        db.put(write, key, value).map_err(self.error())
+        let hidden = hidden::key(&self.sealing, db, key);
+        db.put(write, &hidden, &hidden::value(&self.sealing, db, key, &hidden, value)).map_err(self.error())
     }
 
     /// The value that was there already, which then stays. For objects alone.
-    pub fn put_new<'t>(&self, write: &'t mut RwTxn<'_>, db: &Db, key: &'t [u8], value: &'t [u8]) -> Result<Option<&'t [u8]>> {
-        db.put_new(write, key, value).map_err(self.error())
+    pub fn put_new(&self, write: &mut RwTxn<'_>, db: &Db, name: &[u8; 32], value: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(db.put_new(write, &self.called(name), value).map_err(self.error())?.map(<[u8]>::to_vec))
     }
 
-    /// Puts in what is not there yet, for entries by the thousand.
-    pub fn put_new_settled(&self, write: &mut RwTxn<'_>, db: &Db, key: &[u8], value: &[u8]) -> Result<()> {
-        db.put_new_settled(write, key, value).map_err(self.error())
+    /// Puts in objects that are not there yet, by the thousand.
+    pub fn put_new_settled(&self, write: &mut RwTxn<'_>, db: &Db, name: &[u8; 32], value: &[u8]) -> Result<()> {
+        db.put_new_settled(write, &self.called(name), value).map_err(self.error())
     }
 
     pub fn delete(&self, write: &mut RwTxn<'_>, db: &Db, key: &[u8]) -> Result<bool> {
         self.guard(write, db, key, None)?;
-        db.delete(write, key).map_err(self.error())
+        db.delete(write, &hidden::key(&self.sealing, db, key)).map_err(self.error())
+    }
+
+    /// What an object is called in the file.
+    pub fn called(&self, name: &[u8; 32]) -> [u8; 32] {
+        hidden(&self.sealing, name)
+    }
+
+    /// Whether names are in order: not where they are called otherwise.
+    pub fn is_in_order(&self) -> bool {
+        self.sealing.is_none()
+    }
+
+    /// The real key and value of an entry.
+    fn entry<'e>(&self, db: &Db, key: &'e [u8], value: &'e [u8]) -> Result<hidden::Entry<'e>> {
+        hidden::entry(&self.sealing, db, key, value)
+            .ok_or_else(|| self.corrupt(&format!("an entry of \"{}\"", db.name), "it is not what was encrypted there"))
     }
 
     /// Bytes of the file that are in use, or were once.
@@ -265,8 +309,18 @@ impl Index {
     }
 
     /// Every key and value from `from` on, until `each` returns false.
-    pub fn scan(&self, read: &RoTxn<'_>, db: &Db, from: &[u8], each: impl FnMut(&[u8], &[u8]) -> Result<bool>) -> Result<()> {
-        db.scan(read, from, each, self.error())
+    pub fn scan(&self, read: &RoTxn<'_>, db: &Db, from: ScanFrom<'_>, mut each: impl FnMut(&[u8], &[u8]) -> Result<bool>) -> Result<()> {
+        let from = match from {
+            ScanFrom::Start => vec![0],
+            ScanFrom::At(_) if matches!(db.keys, Keys::Names) && !self.is_in_order() => vec![0],
+            ScanFrom::At(key) => hidden::key(&self.sealing, db, key).into_owned(),
+            ScanFrom::Behind(key) => behind(hidden::key(&self.sealing, db, key).into_owned()),
+        };
+        let each = |key: &[u8], value: &[u8]| {
+            let (key, value) = self.entry(db, key, value)?;
+            each(&key, &value)
+        };
+        db.scan(read, &from, each, self.error())
     }
 
     /// Whether so many entries are fresh that they should settle.
@@ -288,20 +342,20 @@ impl Index {
 
     pub fn location(&self, read: &RoTxn<'_>, db: &Db, name: &[u8; 32], what: &dyn Display) -> Result<Option<Location>> {
         let Some(bytes) = self.get(read, db, name)? else { return Ok(None) };
-        let location = Location::decode(bytes).ok_or_else(|| self.corrupt(what, "its entry is no location"))?;
+        let location = Location::decode(&bytes).ok_or_else(|| self.corrupt(what, "its entry is no location"))?;
         Ok(Some(location))
     }
 
     /// Where an object lies that something new may rely on: none if it is doomed.
     pub fn lasting(&self, read: &RoTxn<'_>, db: &Db, name: &[u8; 32], what: &dyn Display) -> Result<Option<Location>> {
         match self.get(read, db, name)? {
-            Some(bytes) if Location::is_doomed(bytes) => Ok(None),
+            Some(bytes) if Location::is_doomed(&bytes) => Ok(None),
             _ => self.location(read, db, name, what),
         }
     }
 
     /// The record of a checkpoint, whether it is there or in the trash.
-    pub fn record<'t>(&self, read: &'t RoTxn<'_>, id: &CheckpointId) -> Result<Option<&'t [u8]>> {
+    pub fn record<'t>(&self, read: &'t RoTxn<'_>, id: &CheckpointId) -> Result<Option<Cow<'t, [u8]>>> {
         match self.get(read, &self.records, id.as_bytes())? {
             None => self.get(read, &self.trash, id.as_bytes()),
             bytes => Ok(bytes),
@@ -310,13 +364,13 @@ impl Index {
 
     pub fn pack_id(&self, read: &RoTxn<'_>, number: u32) -> Result<PackId> {
         let bytes = self.get(read, &self.packs, &number.to_be_bytes())?;
-        bytes.and_then(name).map(PackId).ok_or_else(|| self.corrupt(&format!("pack number {number}"), "no pack has this number"))
+        bytes.as_deref().and_then(name).map(PackId).ok_or_else(|| self.corrupt(&format!("pack number {number}"), "no pack has this number"))
     }
 
     /// The number of a pack, a new one if it has none.
     pub fn number_pack(&self, write: &mut RwTxn<'_>, id: &PackId) -> Result<u32> {
         if let Some(bytes) = self.get(write, &self.pack_numbers, id.as_bytes())? {
-            return self.number(bytes, &format!("pack {id}"));
+            return self.number(&bytes, &format!("pack {id}"));
         }
         let number = self.take_number(write, NEXT_PACK)?;
         self.put(write, &self.packs, &number.to_be_bytes(), id.as_bytes())?;
@@ -329,7 +383,7 @@ impl Index {
         if bytes.len() != 13 || bytes[12] > 1 {
             return Err(self.corrupt(&format!("golden image {id}"), "its entry is not of the right form"));
         }
-        Ok(Some(ImageEntry { number: u32_at(bytes, 0), blocks: u64_at(bytes, 4), complete: bytes[12] == 1 }))
+        Ok(Some(ImageEntry { number: u32_at(&bytes, 0), blocks: u64_at(&bytes, 4), complete: bytes[12] == 1 }))
     }
 
     pub fn set_image(&self, write: &mut RwTxn<'_>, id: &ImageId, entry: &ImageEntry) -> Result<()> {
@@ -347,7 +401,7 @@ impl Index {
     /// The image with this number, for an error message: there are few.
     pub fn image_with_number(&self, read: &RoTxn<'_>, number: u32) -> Result<Option<ImageId>> {
         let mut found = None;
-        self.scan(read, &self.images, &[0], |key, value| {
+        self.scan(read, &self.images, ScanFrom::Start, |key, value| {
             if value.len() == 13 && u32_at(value, 0) == number {
                 found = name(key).map(ImageId);
             }
@@ -363,7 +417,7 @@ impl Index {
     /// The ids of all entries of a database whose entries are `what`, of checkpoints.
     pub fn checkpoint_ids(&self, read: &RoTxn<'_>, db: &Db, what: &dyn Display) -> Result<Vec<CheckpointId>> {
         let mut ids = Vec::new();
-        self.scan(read, db, &[0], |key, _| {
+        self.scan(read, db, ScanFrom::Start, |key, _| {
             ids.push(self.checkpoint_id(key, what)?);
             Ok(true)
         })?;
@@ -382,7 +436,7 @@ impl Index {
     /// All packs by number.
     pub fn all_packs(&self, read: &RoTxn<'_>) -> Result<Vec<(u32, PackId)>> {
         let mut packs = Vec::new();
-        self.scan(read, &self.packs, &[0], |key, value| {
+        self.scan(read, &self.packs, ScanFrom::Start, |key, value| {
             let number = key.try_into().map(u32::from_be_bytes).ok();
             packs.push(number.zip(name(value).map(PackId)).ok_or_else(|| self.corrupt(&"a pack", "its entry is not of the right form"))?);
             Ok(true)
@@ -397,13 +451,13 @@ impl Index {
     /// The number that the next new pack gets.
     pub fn next_pack(&self, read: &RoTxn<'_>) -> Result<u32> {
         let bytes = self.get(read, &self.meta, NEXT_PACK)?;
-        bytes.map_or(Ok(0), |bytes| self.number(bytes, &"the number of the next pack"))
+        bytes.map_or(Ok(0), |bytes| self.number(&bytes, &"the number of the next pack"))
     }
 
     /// Changes whenever a collection hides or removes something: what was cached before may be gone.
     pub fn collections(&self, read: &RoTxn<'_>) -> Result<u32> {
         let bytes = self.get(read, &self.meta, COLLECTIONS)?;
-        bytes.map_or(Ok(0), |bytes| self.number(bytes, &"the number of collections"))
+        bytes.map_or(Ok(0), |bytes| self.number(&bytes, &"the number of collections"))
     }
 
     pub fn count_collection(&self, write: &mut RwTxn<'_>) -> Result<()> {
@@ -414,7 +468,11 @@ impl Index {
     /// What the checkpoints that were removed had stored, those whose garbage was collected left out.
     pub fn removed_bytes(&self, read: &RoTxn<'_>) -> Result<u64> {
         let Some(bytes) = self.get(read, &self.meta, REMOVED_BYTES)? else { return Ok(0) };
-        bytes.try_into().map(u64::from_le_bytes).map_err(|_| self.corrupt(&"the bytes of removed checkpoints", "its entry is no number"))
+        bytes
+            .as_ref()
+            .try_into()
+            .map(u64::from_le_bytes)
+            .map_err(|_| self.corrupt(&"the bytes of removed checkpoints", "its entry is no number"))
     }
 
     pub fn set_removed_bytes(&self, write: &mut RwTxn<'_>, bytes: u64) -> Result<()> {
@@ -423,7 +481,7 @@ impl Index {
 
     fn take_number(&self, write: &mut RwTxn<'_>, key: &[u8]) -> Result<u32> {
         let number = match self.get(write, &self.meta, key)? {
-            Some(bytes) => self.number(bytes, &String::from_utf8_lossy(key))?,
+            Some(bytes) => self.number(&bytes, &String::from_utf8_lossy(key))?,
             None => 0,
         };
         let next = number.checked_add(1).ok_or_else(|| Error::refused("the store has run out of numbers", "start a new store"))?;
@@ -438,6 +496,25 @@ impl Index {
     fn error(&self) -> impl Fn(heed::Error) -> Error {
         error(&self.path)
     }
+}
+
+/// The real key and value of an entry of this database that was read without LMDB; none: it is not what was written. For databases whose values are sealed.
+pub(crate) fn salvaged(sealing: &Sealing, database: &str, key: &[u8], value: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
+    match sealing {
+        None => Some((key.to_vec(), value.to_vec())),
+        Some(cipher) => hidden::unseal(cipher, database, key, value),
+    }
+}
+
+/// The least key behind all that begin with this one.
+fn behind(mut key: Vec<u8>) -> Vec<u8> {
+    while key.pop_if(|last| *last == u8::MAX).is_some() {}
+    match key.last_mut() {
+        Some(last) => *last += 1,
+        // Nothing is.
+        None => key = vec![u8::MAX; KEY_MAX],
+    }
+    key
 }
 
 fn name(bytes: &[u8]) -> Option<[u8; 32]> {

@@ -18,12 +18,16 @@
 //! - `rebuild`: the index again from packs alone
 //! - `fuzzing`: what fuzzers call, only with that feature
 //! - `seal`: texts that vouch for themselves
+//! - `keys`: whether a store is encrypted, and what opens it; `secret`: what keys are made of; `cipher`: how bytes and names are encrypted; `chunks`: files
+//!   of the store, encrypted or not
 //! - `files`: every change to files, the seam for faults; `cache`, `hash`, `error`: what the others stand on
 //!
 //! This room knows no machine and no disk: it keeps pages, trees of page names, blobs and records, and hands them back as they were. It does
 //! not know what a page means, looks at no clock, and removes no checkpoint by itself: it is told.
 
 mod cache;
+mod chunks;
+mod cipher;
 mod collect;
 mod error;
 mod files;
@@ -36,6 +40,7 @@ mod hold;
 mod image;
 mod image_names;
 mod index;
+mod keys;
 mod lmdb;
 mod mark;
 mod node;
@@ -49,6 +54,7 @@ mod remove;
 mod removed;
 mod retention;
 mod seal;
+mod secret;
 mod stats;
 mod still;
 mod store;
@@ -64,11 +70,13 @@ pub use error::{Error, Result};
 pub use hash::ImageHasher;
 pub use hold::Hold;
 pub use image::{ImageReader, Progress};
+pub use keys::{Ask, Encryption, PASSPHRASE_VARIABLE, ask_passphrases_with};
 pub use rebuild::Rebuilt;
 pub use record::{Cost, Record, Skew, Waiting};
 pub use remove::{BranchName, MovedBranch, Removal, Removed, RemovedCheckpoint, RemovedTag};
 pub use retention::{Candidate, Keep, ParseKeepError, Why};
 pub use seal::{is_sealed_json, seal_json};
+pub use secret::Secret;
 pub use stats::{Saved, Stats};
 pub use still::{Contents, EachPiece, Still};
 pub use store::Store;

@@ -24,7 +24,7 @@ const PAGE_HEADER: usize = 16;
 const NODE_HEADER: usize = 8;
 const META_LENGTH: usize = 136;
 const DB_LENGTH: usize = 48;
-const KEY_MAX: usize = 511;
+pub(crate) const KEY_MAX: usize = 511;
 /// LMDB's cursors reach no deeper.
 const DEPTH_MAX: u16 = 32;
 /// Far more than any map of ours.

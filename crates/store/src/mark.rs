@@ -128,7 +128,7 @@ impl<'a> Marker<'a> {
             doomed: Vec::new(),
         };
         for (number, id) in packs {
-            let read = PackFile::open(&store.0.shelf(), &id).and_then(|file| Ok((file.length(), file.contents(&id)?)));
+            let read = PackFile::open(&store.0.shelf(), &id).and_then(|file| Ok((file.stored(), file.contents(&id)?)));
             match read {
                 Ok((length, contents)) => {
                     marker.packs.insert(number, PackMarks::new(id, length, &contents));
@@ -151,7 +151,7 @@ impl<'a> Marker<'a> {
         let record = {
             let read = index.read()?;
             let Some(bytes) = index.record(&read, id)? else { return Ok(()) };
-            Record::decode(bytes, id, index.path())?
+            Record::decode(&bytes, id, index.path())?
         };
         if let Some((pack, number)) = self.records.get(id).and_then(|copies| copies.last()) {
             self.packs.get_mut(pack).expect("its contents were read").alive.set(*number);
@@ -220,7 +220,7 @@ impl<'a> Marker<'a> {
                 _ => Ok(false),
             };
         };
-        let location = Location::decode(bytes).ok_or_else(|| index.corrupt(&Named("object", name), "its entry is no location"))?;
+        let location = Location::decode(&bytes).ok_or_else(|| index.corrupt(&Named("object", name), "its entry is no location"))?;
         let Location::Pack { pack, offset, place, .. } = location else { return Ok(false) };
         let marks = self.packs.get_mut(&pack);
         let found = marks.and_then(|marks| marks.number(offset, place).map(|number| (marks, number)));
@@ -228,7 +228,7 @@ impl<'a> Marker<'a> {
             Some((marks, number)) => (marks.alive.set(number), walk && marks.walked.set(number)),
             None => (true, walk && self.elsewhere.insert(location)),
         };
-        if newly_alive && Location::is_doomed(bytes) {
+        if newly_alive && Location::is_doomed(&bytes) {
             self.doomed.push((kind, *name));
         }
         Ok(newly_walked)

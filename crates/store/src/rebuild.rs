@@ -2,13 +2,13 @@
 
 use crate::{
     Error, Record, Result, Store,
+    cipher::Sealing,
     files::{FileSystem, Medium, locked, make_directory, remove_tree},
-    index::Index,
-    lmdb,
+    index::{self, Index},
+    keys, lmdb,
     node::Stored,
-    pack::{Kind, PackFile, Published, place},
+    pack::{Kind, PackFile, Published, Shelf},
     recent, refs, removed,
-    store::open_format,
     writer::{Form, add_objects},
 };
 use fermata_types::{CheckpointId, NodeName, PackId};
@@ -64,7 +64,7 @@ impl Store {
         let store = path.canonicalize().map_err(Error::io("find", path))?;
         let sync = |directory: &Path| medium.sync_directory(directory).map_err(Error::io("sync", directory));
         let rename = |from: &Path, to: &Path| medium.rename(from, to).map_err(Error::io("rename", from));
-        let lock = open_format(&store, &*medium)?;
+        let (lock, sealing) = keys::open(&store, &*medium, None)?;
         if !locked(&store.join("format"), || lock.try_lock())? {
             return Err(Error::refused(format!("the store {} is open", store.display()), "end everything that uses it first"));
         }
@@ -72,9 +72,9 @@ impl Store {
         remove_tree(&*medium, &fresh)?;
         make_directory(&*medium, &fresh)?;
         let interrupted = !Index::is_there(&current);
-        let mut kept = kept(if interrupted { &old } else { &current });
-        kept.removed.extend(removed::read(&store)?);
-        let rebuilt = fill(&fresh, &store.join("packs"), kept, &medium)?;
+        let mut kept = kept(if interrupted { &old } else { &current }, &sealing);
+        kept.removed.extend(removed::read(&store, &sealing)?);
+        let rebuilt = fill(&fresh, &Shelf { directory: store.join("packs"), sealing }, kept, &medium)?;
         sync(&fresh)?;
         if interrupted {
             // The old index may be all that tells of tags: it stays until the new one is in place.
@@ -100,11 +100,11 @@ struct Kept {
 }
 
 /// Fills a new index from all packs.
-fn fill(fresh: &Path, shelf: &Path, kept: Kept, medium: &Arc<dyn Medium>) -> Result<Rebuilt> {
-    let index = Index::open(fresh, medium.clone())?;
+fn fill(fresh: &Path, shelf: &Shelf, kept: Kept, medium: &Arc<dyn Medium>) -> Result<Rebuilt> {
+    let index = Index::open(fresh, medium.clone(), shelf.sealing.clone())?;
     let mut rebuilt = Rebuilt::default();
     let mut known = HashMap::new();
-    let packs = list(shelf)?;
+    let packs = shelf.list()?;
     // In packs that a collection left there may be nodes whose bases it took away: nobody needs them, and nobody must find them.
     let mut full_nodes = HashSet::new();
     for (_, id) in &packs {
@@ -137,13 +137,13 @@ fn fill(fresh: &Path, shelf: &Path, kept: Kept, medium: &Arc<dyn Medium>) -> Res
 }
 
 /// What can be read of an index that may be damaged.
-fn kept(path: &Path) -> Kept {
+fn kept(path: &Path, sealing: &Sealing) -> Kept {
     let salvage = |name| {
         let (entries, ended) = lmdb::salvage(&path.join(Index::FILE), name);
         if let Err(fault) = ended {
             tracing::warn!(?fault, kept = entries.len(), "{name} of the old index may be lost: it is damaged");
         }
-        entries.into_iter()
+        entries.into_iter().filter_map(move |(key, value)| index::salvaged(sealing, name, &key, &value))
     };
     let id = |bytes: &[u8]| bytes.try_into().ok().map(CheckpointId);
     if !Index::is_there(path) {
@@ -172,28 +172,12 @@ fn heads(records: &HashMap<CheckpointId, Record>) -> BTreeMap<Vec<u8>, Checkpoin
     branches.into_iter().filter_map(|(key, ids)| Some((key, head(&ids)?))).collect()
 }
 
-/// Every pack on the shelf. Other files are none of ours.
-pub(crate) fn list(shelf: &Path) -> Result<Vec<(PathBuf, PackId)>> {
-    let mut found = Vec::new();
-    for directory in entries(shelf)? {
-        if !directory.is_dir() {
-            continue;
-        }
-        for path in entries(&directory)? {
-            let id = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".pack")?.parse::<PackId>().ok());
-            found.extend(id.filter(|id| place(shelf, id) == path).map(|id| (path, id)));
-        }
-    }
-    found.sort();
-    Ok(found)
-}
-
 pub(crate) fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     let failed = |error| Error::io("list", directory)(error);
     std::fs::read_dir(directory).map_err(failed)?.map(|entry| Ok(entry.map_err(failed)?.path())).collect()
 }
 
-pub(crate) fn read(shelf: &Path, id: &PackId) -> Result<Found> {
+pub(crate) fn read(shelf: &Shelf, id: &PackId) -> Result<Found> {
     let file = PackFile::open(shelf, id)?;
     let contents = file.contents(id)?;
     let (mut full_nodes, mut deltas, mut records) = (HashSet::new(), HashMap::new(), Vec::new());

@@ -1,6 +1,10 @@
 //! Checkpoints by when they were taken: the newest are found without a look at the others, and so are the experiments.
 
-use crate::{Record, Result, Store, index::Index, refs};
+use crate::{
+    Record, Result, Store,
+    index::{Index, ScanFrom},
+    refs,
+};
 use fermata_types::CheckpointId;
 use heed::{RoTxn, RwTxn};
 
@@ -14,7 +18,7 @@ impl Store {
         let read = index.read()?;
         let prefix = prefix(experiment);
         let mut ids = Vec::new();
-        index.scan(&read, &index.recent, &prefix, |key, _| {
+        index.scan(&read, &index.recent, ScanFrom::At(&prefix), |key, _| {
             if ids.len() == count || !key.starts_with(&prefix) {
                 return Ok(false);
             }
@@ -29,18 +33,19 @@ impl Store {
         let index = &self.0.index;
         let read = index.read()?;
         let mut names = Vec::new();
-        let mut from = vec![0];
+        let mut behind: Option<Vec<u8>> = None;
         loop {
             let mut first = None;
-            index.scan(&read, &index.recent, &from, |key, _| {
+            index.scan(&read, &index.recent, behind.as_deref().map_or(ScanFrom::Start, ScanFrom::Behind), |key, _| {
                 first = key.len().checked_sub(BEHIND).map(|end| key[..end].to_vec());
                 Ok(false)
             })?;
-            let Some(name) = first else { return Ok(names) };
+            let Some(name) = first else { break };
             names.push(String::from_utf8_lossy(&name).into_owned());
-            // Behind all of this experiment.
-            from = [&name[..], &[1]].concat();
+            behind = Some([&name[..], &[0]].concat());
         }
+        names.sort();
+        Ok(names)
     }
 }
 
@@ -77,7 +82,7 @@ pub(crate) fn fill(index: &Index) -> Result<()> {
             return Ok(());
         }
         let mut records = Vec::new();
-        index.scan(write, &index.records, &[0], |key, value| {
+        index.scan(write, &index.records, ScanFrom::Start, |key, value| {
             let id = index.checkpoint_id(key, &"a record")?;
             // One that is damaged is found by `verify`, and in the way of nothing else.
             records.extend(Record::decode(value, &id, index.path()).ok().map(|record| (id, record)));

@@ -1,6 +1,10 @@
 //! Records, branches and tags: reading them, moving them, and finding a checkpoint by what a person types.
 
-use crate::{Error, Record, Result, Store, error::Named, index::Index};
+use crate::{
+    Error, Record, Result, Store,
+    error::Named,
+    index::{Index, ScanFrom},
+};
 use fermata_types::CheckpointId;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -31,7 +35,7 @@ impl Store {
     pub(crate) fn record_in(&self, read: &heed::RoTxn<'_>, id: &CheckpointId) -> Result<Option<Record>> {
         let index = &self.0.index;
         let Some(bytes) = index.get(read, &index.records, id.as_bytes())? else { return Ok(None) };
-        let mut record = Record::decode(bytes, id, index.path())?;
+        let mut record = Record::decode(&bytes, id, index.path())?;
         record.parent = remaining(index, read, record.parent)?;
         Ok(Some(record))
     }
@@ -42,7 +46,7 @@ impl Store {
         let index = &self.0.index;
         let read = index.read()?;
         let mut records = BTreeMap::new();
-        index.scan(&read, &index.records, &[0], |key, value| {
+        index.scan(&read, &index.records, ScanFrom::Start, |key, value| {
             let id = index.checkpoint_id(key, &"a record")?;
             let mut record = Record::decode(value, &id, index.path())?;
             record.parent = remaining(index, &read, record.parent)?;
@@ -121,11 +125,11 @@ impl Store {
     fn set_ref(&self, key: &[u8], id: &CheckpointId, allow: impl FnOnce(&CheckpointId) -> Result<()>) -> Result<()> {
         let index = &self.0.index;
         index.write(|write| {
-            if index.get(write, &index.records, id.as_bytes())?.is_none() {
+            if !index.has(write, &index.records, id.as_bytes())? {
                 return Err(no_checkpoint(id));
             }
             if let Some(before) = index.get(write, &index.refs, key)? {
-                allow(&index.checkpoint_id(before, &"a ref")?)?;
+                allow(&index.checkpoint_id(&before, &"a ref")?)?;
             }
             index.put(write, &index.refs, key, id.as_bytes())
         })
@@ -133,7 +137,7 @@ impl Store {
 
     fn get_ref(&self, read: &heed::RoTxn<'_>, key: &[u8]) -> Result<Option<CheckpointId>> {
         let index = &self.0.index;
-        index.get(read, &index.refs, key)?.map(|bytes| index.checkpoint_id(bytes, &String::from_utf8_lossy(key))).transpose()
+        index.get(read, &index.refs, key)?.map(|bytes| index.checkpoint_id(&bytes, &String::from_utf8_lossy(key))).transpose()
     }
 
     fn list_refs(&self, kind: u8, experiment: &str) -> Result<BTreeMap<String, CheckpointId>> {
@@ -141,7 +145,7 @@ impl Store {
         let index = &self.0.index;
         let prefix = prefix(kind, experiment);
         let mut refs = BTreeMap::new();
-        index.scan(&*index.read()?, &index.refs, &prefix, |key, value| {
+        index.scan(&*index.read()?, &index.refs, ScanFrom::At(&prefix), |key, value| {
             let Some(name) = key.strip_prefix(prefix.as_slice()) else { return Ok(false) };
             let name = String::from_utf8_lossy(name).into_owned();
             let id = index.checkpoint_id(value, &name)?;
@@ -190,14 +194,15 @@ impl Store {
         let first = format!("{prefix:0<64}").parse::<CheckpointId>();
         let Ok(first) = first else { return Ok(Vec::new()) };
         let mut found = Vec::new();
-        index.scan(read, &index.records, first.as_bytes(), |key, _| {
+        index.scan(read, &index.records, ScanFrom::At(first.as_bytes()), |key, _| {
             let id = index.checkpoint_id(key, &"a record")?;
             let fits = id.to_string().starts_with(prefix);
             if fits {
                 found.push(id);
             }
-            Ok(fits && found.len() < CANDIDATES_MAX)
+            Ok((fits || !index.is_in_order()) && found.len() < CANDIDATES_MAX)
         })?;
+        found.sort();
         Ok(found)
     }
 }
@@ -206,7 +211,7 @@ impl Store {
 pub(crate) fn remaining(index: &Index, read: &heed::RoTxn<'_>, mut id: Option<CheckpointId>) -> Result<Option<CheckpointId>> {
     // Each step goes to a parent, and no checkpoint is its own ancestor: an id is the hash of a record that holds the parent's id.
     while let Some(at) = id
-        && index.get(read, &index.records, at.as_bytes())?.is_none()
+        && !index.has(read, &index.records, at.as_bytes())?
     {
         id = parent_of_removed(index, read, &at)?.flatten();
     }
@@ -215,7 +220,7 @@ pub(crate) fn remaining(index: &Index, read: &heed::RoTxn<'_>, mut id: Option<Ch
 
 /// The parent of a removed checkpoint. None: it was not removed from this store, or so long ago that nobody descends from it any more.
 pub(crate) fn parent_of_removed(index: &Index, read: &heed::RoTxn<'_>, id: &CheckpointId) -> Result<Option<Option<CheckpointId>>> {
-    match index.get(read, &index.removed, id.as_bytes())? {
+    match index.get(read, &index.removed, id.as_bytes())?.as_deref() {
         None => Ok(None),
         Some([]) => Ok(Some(None)),
         Some(parent) => Ok(Some(Some(index.checkpoint_id(parent, &"a removed checkpoint")?))),
@@ -233,7 +238,7 @@ pub(crate) struct Ref {
 /// Every branch and tag of every experiment.
 pub(crate) fn all(index: &Index, read: &heed::RoTxn<'_>) -> Result<Vec<Ref>> {
     let mut refs = Vec::new();
-    index.scan(read, &index.refs, &[0], |key, value| {
+    index.scan(read, &index.refs, ScanFrom::Start, |key, value| {
         let text = String::from_utf8_lossy(key);
         let parts = text.split_once('\0').filter(|_| matches!(key.first(), Some(&BRANCH | &TAG)));
         let (start, name) = parts.ok_or_else(|| index.corrupt(&format!("ref {text:?}"), "it is neither branch nor tag"))?;

@@ -40,6 +40,7 @@ use std::{
     collections::{BTreeMap, HashSet},
     fmt::{self, Display},
     io,
+    ops::Deref,
     path::PathBuf,
     sync::{
         atomic::{AtomicUsize, Ordering},
@@ -83,6 +84,44 @@ pub trait Remote: Display + Send + Sync {
 
     /// The names of all objects that begin with this one, which ends with a `/`, and how many bytes each has.
     fn list(&self, prefix: &str) -> io::Result<Vec<(String, u64)>>;
+}
+
+/// Whoever has one behind a pointer has one.
+impl<P> Remote for P
+where
+    P: Deref<Target: Remote> + Display + Send + Sync,
+{
+    fn get(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
+        (**self).get(name, most)
+    }
+
+    fn tail(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
+        (**self).tail(name, most)
+    }
+
+    fn range(&self, name: &str, from: u64, length: u64) -> io::Result<Option<Vec<u8>>> {
+        (**self).range(name, from, length)
+    }
+
+    fn put(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
+        (**self).put(name, bytes)
+    }
+
+    fn swap(&self, name: &str, before: Option<&[u8]>, bytes: Vec<u8>) -> io::Result<bool> {
+        (**self).swap(name, before, bytes)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        (**self).remove(name)
+    }
+
+    fn unique(&self) -> io::Result<[u8; 16]> {
+        (**self).unique()
+    }
+
+    fn list(&self, prefix: &str) -> io::Result<Vec<(String, u64)>> {
+        (**self).list(prefix)
+    }
 }
 
 /// What a copy is doing.

@@ -3,7 +3,7 @@
 
 use crate::{
     Error, Record, Result, Store,
-    index::Index,
+    index::{Index, ScanFrom},
     recent,
     refs::{self, Ref},
     removed,
@@ -11,7 +11,10 @@ use crate::{
 use fermata_types::CheckpointId;
 use heed::{RoTxn, RwTxn};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashSet},
+};
 
 /// What to remove.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,7 +150,7 @@ impl<'a> Plan<'a> {
 
     fn record(&self, read: &RoTxn<'_>, id: &CheckpointId) -> Result<Option<Record>> {
         let bytes = self.index.get(read, &self.index.records, id.as_bytes())?;
-        bytes.map(|bytes| Record::decode(bytes, id, self.index.path())).transpose()
+        bytes.map(|bytes| Record::decode(&bytes, id, self.index.path())).transpose()
     }
 
     /// What is reached from these branches, or grew on them, and is reached from no other branch.
@@ -183,7 +186,7 @@ impl<'a> Plan<'a> {
 
     fn scan(&mut self, read: &RoTxn<'_>, is_target: impl Fn(&CheckpointId, &Record) -> bool) -> Result<()> {
         let index = self.index;
-        index.scan(read, &index.records, &[0], |key, value| {
+        index.scan(read, &index.records, ScanFrom::Start, |key, value| {
             let id = index.checkpoint_id(key, &"a record")?;
             let record = Record::decode(value, &id, index.path())?;
             if is_target(&id, &record) {
@@ -204,7 +207,7 @@ impl<'a> Plan<'a> {
 
     fn apply(&self, index: &Index, write: &mut RwTxn<'_>) -> Result<()> {
         for (id, record) in &self.targets {
-            let bytes = index.get(write, &index.records, id.as_bytes())?.map(<[u8]>::to_vec).unwrap_or_default();
+            let bytes = index.get(write, &index.records, id.as_bytes())?.map(Cow::into_owned).unwrap_or_default();
             recent::delete(index, write, id, record)?;
             index.put(write, &index.trash, id.as_bytes(), &bytes)?;
             removed::enter(index, write, id, record.parent.as_ref())?;
@@ -230,7 +233,7 @@ impl<'a> Plan<'a> {
 
     fn forget_hints(&self, index: &Index, write: &mut RwTxn<'_>, id: &CheckpointId) -> Result<()> {
         let mut keys = Vec::new();
-        index.scan(write, &index.hints, id.as_bytes(), |key, _| {
+        index.scan(write, &index.hints, ScanFrom::At(id.as_bytes()), |key, _| {
             let is_ours = key.starts_with(id.as_bytes());
             keys.extend(is_ours.then(|| key.to_vec()));
             Ok(is_ours)

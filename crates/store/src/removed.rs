@@ -1,7 +1,14 @@
 //! Removed checkpoints that something still remembers: for those who descend from them, and so that an index built again does not bring back
 //! those whose records still lie in packs. See `docs/formats/index.md`.
 
-use crate::{Error, Record, Result, Store, files::Medium, index::Index, refs::parent_of_removed, seal};
+use crate::{
+    Error, Record, Result, Store, chunks,
+    cipher::Sealing,
+    files::Medium,
+    index::{Index, ScanFrom},
+    refs::parent_of_removed,
+    seal,
+};
 use fermata_types::CheckpointId;
 use heed::{RoTxn, RwTxn};
 use std::{
@@ -19,7 +26,7 @@ pub(crate) fn write(store: &Store) -> Result<()> {
     let mut now = BTreeMap::new();
     {
         let read = inner.index.read()?;
-        inner.index.scan(&read, &inner.index.removed, &[0], |key, _| {
+        inner.index.scan(&read, &inner.index.removed, ScanFrom::Start, |key, _| {
             let id = inner.index.checkpoint_id(key, &"a removed checkpoint")?;
             now.insert(id, parent_of_removed(&inner.index, &read, &id)?.flatten());
             Ok(true)
@@ -27,8 +34,11 @@ pub(crate) fn write(store: &Store) -> Result<()> {
     }
     let text = if now.is_empty() { String::new() } else { seal::seal(&lines(&now), seal::LINE) };
     let path = path(&inner.path);
-    let before = std::fs::read(&path).unwrap_or_default();
-    if text.as_bytes() == before { Ok(()) } else { replace(&*inner.medium, &inner.path, &path, &text) }
+    let before = content(&inner.path, &inner.sealing).unwrap_or_default();
+    if text.as_bytes() == before {
+        return Ok(());
+    }
+    replace(&*inner.medium, &inner.path, &path, &chunks::sealed(&inner.sealing, text.as_bytes()))
 }
 
 fn lines(removed: &BTreeMap<CheckpointId, Option<CheckpointId>>) -> String {
@@ -39,7 +49,7 @@ fn lines(removed: &BTreeMap<CheckpointId, Option<CheckpointId>>) -> String {
     removed.iter().map(line).collect()
 }
 
-fn replace(medium: &dyn Medium, directory: &Path, path: &Path, text: &str) -> Result<()> {
+fn replace(medium: &dyn Medium, directory: &Path, path: &Path, bytes: &[u8]) -> Result<()> {
     let failed = |error| Error::io("write", path)(error);
     // One collection at a time comes here, and what a killed one left is written over.
     let fresh = path.with_extension("new");
@@ -48,7 +58,7 @@ fn replace(medium: &dyn Medium, directory: &Path, path: &Path, text: &str) -> Re
         _ => {}
     }
     let file = medium.create(&fresh).map_err(failed)?;
-    medium.write_at(&file, text.as_bytes(), 0).map_err(failed)?;
+    medium.write_at(&file, bytes, 0).map_err(failed)?;
     medium.sync(&file).map_err(failed)?;
     medium.rename(&fresh, path).map_err(failed)?;
     medium.sync_directory(directory).map_err(failed)
@@ -57,13 +67,20 @@ fn replace(medium: &dyn Medium, directory: &Path, path: &Path, text: &str) -> Re
 /// The removed checkpoints, with their parents, that the file of this store tells of.
 ///
 /// A damaged line is passed over: at worst a checkpoint that was removed is there again, and without the others nothing could be built again at all.
-pub(crate) fn read(store: &Path) -> Result<BTreeMap<CheckpointId, Option<CheckpointId>>> {
-    Ok(parse(&content(store)?))
+pub(crate) fn read(store: &Path, sealing: &Sealing) -> Result<BTreeMap<CheckpointId, Option<CheckpointId>>> {
+    match content(store, sealing) {
+        // Of what is encrypted there are no lines to be passed over.
+        Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::InvalidData => Ok(BTreeMap::new()),
+        content => Ok(parse(&content?)),
+    }
 }
 
 /// Whether the file of this store is as it was written, or not there.
-pub(crate) fn is_whole(store: &Path) -> Result<bool> {
-    let bytes = content(store)?;
+pub(crate) fn is_whole(store: &Path, sealing: &Sealing) -> Result<bool> {
+    let bytes = match content(store, sealing) {
+        Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::InvalidData => return Ok(false),
+        content => content?,
+    };
     // Earlier versions did not seal it.
     Ok(seal::is_sealed(&bytes, seal::LINE) || lines(&parse(&bytes)).as_bytes() == bytes)
 }
@@ -74,9 +91,9 @@ pub(crate) fn path(store: &Path) -> PathBuf {
 }
 
 /// The bytes of the file, none where there is no file.
-fn content(store: &Path) -> Result<Vec<u8>> {
+fn content(store: &Path, sealing: &Sealing) -> Result<Vec<u8>> {
     let path = path(store);
-    match std::fs::read(&path) {
+    match chunks::read(&path, sealing) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         read => read.map_err(Error::io("read", &path)),
     }
@@ -104,7 +121,7 @@ pub(crate) fn leads_to(index: &Index, read: &RoTxn<'_>, from: Option<CheckpointI
             return Ok(true);
         }
         at = match index.get(read, &index.records, id.as_bytes())? {
-            Some(bytes) => Record::decode(bytes, &id, index.path())?.parent,
+            Some(bytes) => Record::decode(&bytes, &id, index.path())?.parent,
             None => parent_of_removed(index, read, &id)?.flatten(),
         };
     }
@@ -114,7 +131,7 @@ pub(crate) fn leads_to(index: &Index, read: &RoTxn<'_>, from: Option<CheckpointI
 /// Removed checkpoints that those who are there descend from.
 pub(crate) fn ancestors(index: &Index, read: &RoTxn<'_>) -> Result<HashSet<CheckpointId>> {
     let mut ancestors = HashSet::new();
-    index.scan(read, &index.records, &[0], |key, bytes| {
+    index.scan(read, &index.records, ScanFrom::Start, |key, bytes| {
         let id = index.checkpoint_id(key, &"a record")?;
         let mut at = Record::decode(bytes, &id, index.path())?.parent;
         while let Some(removed) = at {

@@ -79,7 +79,7 @@ impl Store {
         for (_, id) in &packs {
             // A pack that cannot be read is for `verify` to tell of.
             if let Ok(file) = PackFile::open(&self.0.shelf(), id) {
-                stats.pack_bytes += file.length();
+                stats.pack_bytes += file.stored();
                 file.contents(id).iter().flat_map(|contents| &contents.entries).for_each(|entry| stats.count_frame(entry));
             }
         }

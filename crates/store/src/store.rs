@@ -3,15 +3,18 @@
 use crate::{
     Error, ImageReader, Result, Writer,
     cache::Cache,
+    cipher::Sealing,
     error::Named,
     files::{self, FileSystem, Medium},
     hash,
     image_names::ImageNames,
     index::{self, Index, Location},
+    keys::{self, Birth, Encryption},
     node::Stored,
-    pack::{Frame, Kind, PackFile, frame::PAGES_MAX},
+    pack::{Frame, Kind, PackBuilder, PackFile, Shelf, frame::PAGES_MAX},
     recent,
     remote::Away,
+    secret::Secret,
     table::{self, Loaded, Nodes},
 };
 use fermata_types::{BlobName, ImageId, NodeName, PageBuf, PageName, PageNumber, Root, ZERO_PAGE};
@@ -19,7 +22,6 @@ use std::{
     collections::HashMap,
     fmt::Display,
     fs::File,
-    io::Read as _,
     ops::Range,
     path::{Path, PathBuf},
     sync::{
@@ -27,9 +29,6 @@ use std::{
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
-
-const FORMAT: &str = "fermata store 1\n";
-const FORMAT_START: &str = "fermata store ";
 
 /// Decompressed frames kept: 4 MiB at most.
 const FRAMES_CACHED: usize = 64;
@@ -50,6 +49,8 @@ pub(crate) struct Inner {
     pub path: PathBuf,
     pub index: Index,
     pub medium: Arc<dyn Medium>,
+    /// How files are encrypted.
+    pub sealing: Sealing,
     /// Golden images that somebody has open, by number.
     pub images: RwLock<HashMap<u32, OpenImage>>,
     pub image_names: ImageNames,
@@ -84,22 +85,43 @@ impl Store {
 
     /// Opens the store in this directory; makes one if there is none, in a directory that is empty or not there.
     ///
-    /// Opening a store again in the same process gives the same store.
+    /// Opening a store again in the same process gives the same store. The secret of one that is encrypted is what `FERMATA_STORE_KEY_FILE` or
+    /// `FERMATA_STORE_PASSPHRASE` says, else the key file that the store remembers, else asked for (see [`crate::ask_passphrases_with`]).
     pub fn open(path: &Path) -> Result<Self> {
         Self::open_on(path, Arc::new(FileSystem))
     }
 
+    /// Makes a store that is encrypted, in a directory that is empty or not there. `secret` is what `encryption` names; the path of a key file is written down for
+    /// those who open the store later. `random` is to be as random as can be.
+    pub fn create(path: &Path, encryption: &Encryption, secret: &Secret, random: &[u8; 48]) -> Result<Self> {
+        Self::born_on(path, Arc::new(FileSystem), Some(&Birth { encryption, secret, random }))
+    }
+
+    /// How the store in this directory is encrypted; none: there is no store.
+    pub fn encryption(path: &Path) -> Result<Option<Encryption>> {
+        keys::encryption(path)
+    }
+
+    /// From now on the store is opened by another secret. What lies in it stays as it is, and who has it open goes on. `salt` is to be as random as can be.
+    pub fn change_secret(path: &Path, encryption: &Encryption, secret: &Secret, salt: &[u8; 16]) -> Result<()> {
+        keys::change(path, &FileSystem, encryption, secret, salt)
+    }
+
     pub(crate) fn open_on(path: &Path, medium: Arc<dyn Medium>) -> Result<Self> {
+        Self::born_on(path, medium, None)
+    }
+
+    pub(crate) fn born_on(path: &Path, medium: Arc<dyn Medium>, birth: Option<&Birth<'_>>) -> Result<Self> {
         // LMDB must not be opened twice in one process: its locks are the process's.
         static OPEN: LazyLock<Mutex<HashMap<PathBuf, Weak<Inner>>>> = LazyLock::new(Mutex::default);
         files::make_directories(&*medium, path)?;
         let path = path.canonicalize().map_err(Error::io("find", path))?;
         let mut open = OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(inner) = open.get(&path).and_then(Weak::upgrade) {
+        if let Some(inner) = open.get(&path).and_then(Weak::upgrade).filter(|_| birth.is_none()) {
             return Ok(Self(inner));
         }
         open.retain(|_, inner| inner.strong_count() > 0);
-        let inner = Arc::new(Inner::open(&path, medium)?);
+        let inner = Arc::new(Inner::open(&path, medium, birth)?);
         open.insert(path, Arc::downgrade(&inner));
         Ok(Self(inner))
     }
@@ -107,6 +129,11 @@ impl Store {
     /// The directory of the store.
     pub fn path(&self) -> &Path {
         &self.0.path
+    }
+
+    /// The passphrase that opened the store, if it was one: what processes that this one starts have to be told ([`crate::PASSPHRASE_VARIABLE`]).
+    pub fn passphrase(&self) -> Option<&str> {
+        self.0.sealing.as_ref()?.passphrase()
     }
 
     /// The directory where live runs keep what is not yet in a checkpoint (disk overlays). It is there.
@@ -211,8 +238,8 @@ impl Store {
 }
 
 impl Inner {
-    fn open(path: &Path, medium: Arc<dyn Medium>) -> Result<Self> {
-        let lock = open_format(path, &*medium)?;
+    fn open(path: &Path, medium: Arc<dyn Medium>, birth: Option<&Birth<'_>>) -> Result<Self> {
+        let (lock, sealing) = keys::open(path, &*medium, birth)?;
         if !files::locked(&path.join("format"), || lock.try_lock_shared())? {
             let what = format!("the index of the store {} is being built again", path.display());
             return Err(Error::refused(what, "wait until that has ended"));
@@ -228,7 +255,7 @@ impl Inner {
             // Never begin an empty index over packs: everything would seem to be gone.
             return Err(Error::IndexLost { path: index });
         }
-        let opened = Index::open(&index, medium.clone())?;
+        let opened = Index::open(&index, medium.clone(), sealing.clone())?;
         if opened.is_empty()? {
             // Else a crash could take the directories away with all that is synced within them. Whoever made them may have died before this.
             for directory in [&index, path, path.parent().unwrap_or(path)] {
@@ -241,6 +268,7 @@ impl Inner {
             path: path.to_owned(),
             index: opened,
             medium,
+            sealing,
             images: RwLock::default(),
             image_names: ImageNames::default(),
             away: RwLock::default(),
@@ -272,8 +300,18 @@ impl Inner {
         }
     }
 
-    pub fn shelf(&self) -> PathBuf {
-        self.path.join("packs")
+    pub fn shelf(&self) -> Shelf {
+        Shelf { directory: self.path.join("packs"), sealing: self.sealing.clone() }
+    }
+
+    /// Where packs lie that came from a remote, until all that is wanted of them is in the store.
+    pub fn incoming(&self) -> Shelf {
+        Shelf { directory: self.path.join("remotes").join("incoming"), sealing: self.sealing.clone() }
+    }
+
+    /// A pack that is to be written.
+    pub fn new_pack(&self) -> Result<PackBuilder> {
+        PackBuilder::new(self.medium.clone(), &self.path.join("tmp"), &self.sealing)
     }
 
     pub fn locate_page(&self, read: &heed::RoTxn<'_>, name: &PageName) -> Result<Location> {
@@ -487,49 +525,5 @@ impl Nodes for Inner {
 
     fn misplaced(&self, name: &NodeName, detail: String) -> Error {
         Error::corrupt(&self.path, None, Named("node", name.as_bytes()), detail)
-    }
-}
-
-/// Opens the file that says what the directory is; writes it if the directory is empty.
-pub(crate) fn open_format(store: &Path, medium: &dyn Medium) -> Result<File> {
-    let path = store.join("format");
-    let mut file = match File::open(&path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            create_format(store, &path, medium)?;
-            File::open(&path).map_err(Error::io("open", &path))?
-        }
-        Err(error) => return Err(Error::io("open", &path)(error)),
-    };
-    let mut text = Vec::new();
-    (&mut file).take(64).read_to_end(&mut text).map_err(Error::io("read", &path))?;
-    if text == FORMAT.as_bytes() {
-        return Ok(file);
-    }
-    let text = String::from_utf8_lossy(&text);
-    if text.starts_with(FORMAT_START) && text.ends_with('\n') {
-        return Err(Error::Unsupported { path, what: format!("the format \"{}\"", text.trim_end()) });
-    }
-    Err(Error::corrupt(&path, 0, "format of the store", "it does not say which format the store has"))
-}
-
-fn create_format(store: &Path, path: &Path, medium: &dyn Medium) -> Result<()> {
-    let entries = std::fs::read_dir(store).map_err(Error::io("list", store))?;
-    // What a crash in this very function may have left begins with our prefix.
-    let foreign = entries.filter_map(Result::ok).any(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"format"));
-    if foreign {
-        return Err(Error::refused(
-            format!("{} is not empty and no store", store.display()),
-            "choose another directory for the store with FERMATA_STORE, or empty this one",
-        ));
-    }
-    let failed = |error| Error::io("create", path)(error);
-    let temp = tempfile::Builder::new().prefix("format-").make_in(store, |path| medium.create(path)).map_err(failed)?;
-    let (file, temp) = temp.into_parts();
-    medium.write_at(&file, FORMAT.as_bytes(), 0).map_err(failed)?;
-    medium.sync(&file).map_err(failed)?;
-    match medium.rename_new(temp, path) {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-        placed => placed.and_then(|()| medium.sync_directory(store)).map_err(failed),
     }
 }

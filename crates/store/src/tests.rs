@@ -3,13 +3,16 @@
 mod commits;
 mod crash;
 mod disk;
+#[path = "../tests/it/either.rs"]
+mod either;
 mod flips;
 mod full;
 mod walk;
 
 use crate::{
-    CollectOptions, Cost, Error, Record, Removal, Store, VerifyOptions,
+    CollectOptions, Cost, Encryption, Error, Record, Removal, Result, Secret, Store, VerifyOptions,
     files::{FileSystem, Medium},
+    keys::Birth,
     node::Stored,
     pack::{Frame, contents::Contents, frame::Encoder},
 };
@@ -23,6 +26,19 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
 };
+
+pub(crate) use either::{is_encrypted, open};
+
+/// Opens a store as [`open`] does, on a medium.
+pub(crate) fn open_on(path: &Path, medium: Arc<dyn Medium>) -> Result<Store> {
+    match either::secret().filter(|_| !path.join("format").exists()) {
+        None => Store::open_on(path, medium),
+        Some((encryption, secret)) => {
+            let birth = Birth { encryption: &encryption, secret: &secret, random: &[7; 48] };
+            Store::born_on(path, medium, Some(&birth))
+        }
+    }
+}
 
 /// Does what is asked until `left` runs out, then tears a write in two and fails everything.
 pub(crate) struct Failing {
@@ -84,7 +100,7 @@ pub(crate) fn page(seed: u64) -> PageBuf {
 }
 
 /// Grows the branch by a checkpoint with 40 pages of its own.
-pub(crate) fn grow(store: &Store, parent: Option<CheckpointId>, step: u64) -> crate::Result<CheckpointId> {
+pub(crate) fn grow(store: &Store, parent: Option<CheckpointId>, step: u64) -> Result<CheckpointId> {
     let base = match parent {
         Some(parent) => store.record(&parent)?.parts[0].tables["ram"],
         None => Root::empty(4000),
@@ -148,7 +164,7 @@ fn check(store: &Store) -> usize {
 fn a_writer_that_failed_once_writes_nothing_more() {
     let dir = tempfile::tempdir().unwrap();
     let medium = Arc::new(Failing { left: Mutex::new(None) });
-    let store = Store::open_on(dir.path(), medium.clone()).unwrap();
+    let store = open_on(dir.path(), medium.clone()).unwrap();
     let mut writer = store.writer().unwrap();
     writer.put_page(&page(1)).unwrap();
     *medium.left.lock().unwrap() = Some(0);
@@ -161,7 +177,7 @@ fn a_writer_that_failed_once_writes_nothing_more() {
 #[test]
 fn an_ambiguous_prefix_names_the_candidates() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let ids = [0xab_cd_10, 0xab_cd_1f, 0xab_ce_00u32].map(|start| {
         let mut id = [0x55; 32];
         id[..3].copy_from_slice(&start.to_be_bytes()[1..]);

@@ -8,13 +8,13 @@ use crate::{
     Error, Progress, Record, Result, Store,
     collect::{Turn, check_object},
     error::Named,
-    index::Location,
+    index::{Location, ScanFrom},
     node::{Node, Stored},
     pack::{
         Kind, PackFile,
         contents::{self, Contents},
     },
-    rebuild, refs,
+    refs,
     table::{self, Nodes as _},
 };
 use fermata_types::{BlobName, CheckpointId, ImageId, NodeName, PAGE_SIZE, PackId, PageName, PageNumber, Root, id::hex};
@@ -215,7 +215,7 @@ impl Verification<'_> {
     fn packs(&mut self) -> Result<()> {
         let inner = &self.store.0;
         let packs = inner.index.all_packs(&*inner.index.read()?)?;
-        let length = |id| crate::pack::place(&inner.shelf(), id).metadata().map_or(0, |file| file.len());
+        let length = |id| inner.shelf().place(id).metadata().map_or(0, |file| file.len());
         let total = packs.iter().map(|(_, id)| length(id)).sum();
         for (number, id) in &packs {
             (self.progress)(VerifyStage::Packs, Progress { done: self.report.bytes, total });
@@ -230,8 +230,8 @@ impl Verification<'_> {
             }
             self.report.bytes += length(id);
         }
-        for (_, id) in rebuild::list(&inner.shelf())? {
-            let known = inner.index.get(&*inner.index.read()?, &inner.index.pack_numbers, id.as_bytes())?.is_some();
+        for (_, id) in inner.shelf().list()? {
+            let known = inner.index.has(&*inner.index.read()?, &inner.index.pack_numbers, id.as_bytes())?;
             self.report.orphans += u64::from(!known);
         }
         (self.progress)(VerifyStage::Packs, Progress { done: total, total });
@@ -306,7 +306,7 @@ impl Verification<'_> {
     fn lose(&mut self, kind: Kind, name: &[u8; 32], here: (u32, u64, u16), at: usize) -> Result<()> {
         let index = &self.store.0.index;
         let is_used = kind == Kind::Record
-            || match index.get(&*index.read()?, index.of_kind(kind), name)?.and_then(Location::decode) {
+            || match index.get(&*index.read()?, index.of_kind(kind), name)?.as_deref().and_then(Location::decode) {
                 Some(Location::Pack { pack, offset, place, .. }) => (pack, offset, place) == here,
                 _ => false,
             };
@@ -320,7 +320,7 @@ impl Verification<'_> {
         let index = &self.store.0.index;
         let known = {
             let read = index.read()?;
-            index.get(&read, &index.records, id.as_bytes())?.is_some() || index.get(&read, &index.removed, id.as_bytes())?.is_some()
+            index.has(&read, &index.records, id.as_bytes())? || index.has(&read, &index.removed, id.as_bytes())?
         };
         if !known {
             let detail = "it lies in the pack, but the index does not know it".into();
@@ -337,18 +337,20 @@ impl Verification<'_> {
             [Kind::Pages, Kind::Nodes, Kind::Blob].iter().map(|kind| index.count(&read, index.of_kind(*kind))).sum::<Result<u64>>()?
         };
         for kind in [Kind::Pages, Kind::Nodes, Kind::Blob] {
-            let mut from = vec![0];
+            let mut last: Option<Vec<u8>> = None;
             loop {
                 (self.progress)(VerifyStage::Index, Progress { done: self.report.entries.min(total), total });
                 let mut entries: Vec<(Location, [u8; 32])> = Vec::new();
-                let (mut broken, mut last) = (Vec::new(), None);
+                let mut broken = Vec::new();
                 let mut seen = 0;
-                index.scan(&*index.read()?, index.of_kind(kind), &from, |key, value| {
+                let from = last.as_deref().map_or(ScanFrom::Start, ScanFrom::Behind);
+                let mut reached = None;
+                index.scan(&*index.read()?, index.of_kind(kind), from, |key, value| {
                     match (<[u8; 32]>::try_from(key), Location::decode(value)) {
                         (Ok(name), Some(location)) => entries.push((location, name)),
                         _ => broken.push(key.to_vec()),
                     }
-                    last = Some(key.to_vec());
+                    reached = Some(key.to_vec());
                     seen += 1;
                     Ok(seen < ENTRIES)
                 })?;
@@ -363,10 +365,10 @@ impl Verification<'_> {
                 self.report.entries += seen as u64;
                 entries.sort_unstable();
                 self.entries(kind, &entries)?;
-                match last {
-                    Some(last) if seen == ENTRIES => from = [last.as_slice(), &[0]].concat(),
-                    _ => break,
+                if seen < ENTRIES {
+                    break;
                 }
+                last = reached;
             }
         }
         (self.progress)(VerifyStage::Index, Progress { done: total, total });
@@ -386,8 +388,10 @@ impl Verification<'_> {
                 Some((number, contents)) if *number == pack => contents,
                 _ => {
                     // Bound before it is used: the transaction must not stay open.
-                    let id =
-                        inner.index.get(&*inner.index.read()?, &inner.index.packs, &pack.to_be_bytes())?.and_then(|id| id.try_into().ok());
+                    let id = inner
+                        .index
+                        .get(&*inner.index.read()?, &inner.index.packs, &pack.to_be_bytes())?
+                        .and_then(|id| id.as_ref().try_into().ok());
                     let id = id.map(PackId);
                     let contents = id.map(|id| PackFile::open(&inner.shelf(), &id)?.contents(&id)).transpose()?;
                     &open.insert((pack, contents)).1
@@ -409,7 +413,7 @@ impl Verification<'_> {
     /// Whether the index still says this of an object: others write meanwhile.
     fn is_still(&self, kind: Kind, name: &[u8; 32], location: &Location) -> Result<bool> {
         let index = &self.store.0.index;
-        Ok(index.get(&*index.read()?, index.of_kind(kind), name)?.and_then(Location::decode) == Some(*location))
+        Ok(index.get(&*index.read()?, index.of_kind(kind), name)?.as_deref().and_then(Location::decode) == Some(*location))
     }
 
     fn refs(&mut self) -> Result<()> {
@@ -422,7 +426,7 @@ impl Verification<'_> {
             }
         };
         for name in refs {
-            if index.get(&*index.read()?, &index.records, name.id.as_bytes())?.is_none() {
+            if !index.has(&*index.read()?, &index.records, name.id.as_bytes())? {
                 let what = format!("{} {}/{}", if name.is_branch { "branch" } else { "tag" }, name.experiment, name.name);
                 self.add(index.path(), None, what, format!("it is on checkpoint {}, which is not there", name.id), Remedy::Rebuild);
             }
@@ -434,10 +438,11 @@ impl Verification<'_> {
     fn ids(&self) -> Result<Vec<CheckpointId>> {
         let index = &self.store.0.index;
         let mut ids = Vec::new();
-        index.scan(&*index.read()?, &index.records, &[0], |key, _| {
+        index.scan(&*index.read()?, &index.records, ScanFrom::Start, |key, _| {
             ids.extend(<[u8; 32]>::try_from(key).map(CheckpointId));
             Ok(true)
         })?;
+        ids.sort();
         Ok(ids)
     }
 
@@ -445,7 +450,7 @@ impl Verification<'_> {
     fn record(&self, id: &CheckpointId) -> Result<Option<Record>> {
         let index = &self.store.0.index;
         let read = index.read()?;
-        index.get(&read, &index.records, id.as_bytes())?.map(|bytes| Record::decode(bytes, id, index.path())).transpose()
+        index.get(&read, &index.records, id.as_bytes())?.map(|bytes| Record::decode(&bytes, id, index.path())).transpose()
     }
 
     fn checkpoints(&mut self) -> Result<()> {
@@ -503,7 +508,7 @@ impl Verification<'_> {
             return Ok(());
         }
         let index = &self.store.0.index;
-        let location = index.get(&*index.read()?, index.of_kind(kind), name)?.and_then(Location::decode);
+        let location = index.get(&*index.read()?, index.of_kind(kind), name)?.as_deref().and_then(Location::decode);
         let result = match location {
             None => Err(Error::missing(Named(label(kind), name).to_string(), "")),
             Some(Location::Pack { pack, .. }) if self.unlisted.contains_key(&pack) && !(self.quick && kind == Kind::Pages) => match kind {
@@ -539,7 +544,7 @@ impl Verification<'_> {
     /// The damage of the pack that an object lies in, if that could not be looked through.
     fn pack_damage(&self, kind: Kind, name: &[u8; 32]) -> Result<Option<usize>> {
         let index = &self.store.0.index;
-        match index.get(&*index.read()?, index.of_kind(kind), name)?.and_then(Location::decode) {
+        match index.get(&*index.read()?, index.of_kind(kind), name)?.as_deref().and_then(Location::decode) {
             Some(Location::Pack { pack, .. }) => Ok(self.unlisted.get(&pack).copied()),
             _ => Ok(None),
         }

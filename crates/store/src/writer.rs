@@ -120,7 +120,7 @@ impl Writer {
         store.0.forget_if_collected()?;
         Ok(Self {
             store: store.clone(),
-            builder: PackBuilder::new(store.0.medium.clone(), &store.path().join("tmp"))?,
+            builder: store.0.new_pack()?,
             snapshot: None,
             pages: HashSet::new(),
             blobs: HashSet::new(),
@@ -331,7 +331,7 @@ impl Writer {
             Ok(())
         });
         if let Err(error) = committed {
-            let seen = inner.index.read().and_then(|read| Ok(inner.index.get(&read, &inner.index.records, id.as_bytes())?.is_some()));
+            let seen = inner.index.read().and_then(|read| inner.index.has(&read, &inner.index.records, id.as_bytes()));
             match seen {
                 // Others see it already. Parts that were told that it was dropped would owe to the next one what this one has, upon another base.
                 Ok(true) if entered => tracing::warn!("checkpoint {} is permanent, though its commit failed: {error}", id.short()),
@@ -447,7 +447,7 @@ fn check_parent(inner: &Inner, read: &heed::RoTxn<'_>, reference: &[u8], record:
     let index = &inner.index;
     let branch = format!("{}/{}", record.experiment, record.branch);
     if let Some(head) = index.get(read, &index.refs, reference)? {
-        let head = index.checkpoint_id(head, &format!("branch {branch}"))?;
+        let head = index.checkpoint_id(&head, &format!("branch {branch}"))?;
         // Of a parent that was removed meanwhile, what counts is the ancestor that remains: there its branch is now.
         if refs::remaining(index, read, record.parent)? != Some(head) {
             let parent = record.parent.map_or_else(|| "none".into(), |parent| parent.short());
@@ -466,7 +466,7 @@ fn check_parent(inner: &Inner, read: &heed::RoTxn<'_>, reference: &[u8], record:
 
 /// Whether a checkpoint is here, or was and is remembered.
 fn is_known(index: &Index, read: &heed::RoTxn<'_>, id: &CheckpointId) -> Result<bool> {
-    Ok(index.get(read, &index.records, id.as_bytes())?.is_some() || refs::parent_of_removed(index, read, id)?.is_some())
+    Ok(index.has(read, &index.records, id.as_bytes())? || refs::parent_of_removed(index, read, id)?.is_some())
 }
 
 /// How a node is stored.
@@ -487,7 +487,7 @@ pub(crate) fn add_objects(index: &Index, write: &mut RwTxn<'_>, pack: &Published
         .flat_map(|entry| entry.names.iter().zip(0..).map(move |(name, place)| (entry, name, place)))
         .collect();
     // Neighbours in the tree go in one after the other.
-    objects.sort_unstable_by_key(|(_, name, _)| **name);
+    objects.sort_by_cached_key(|(_, name, _)| index.called(name));
     for (entry, name, place) in objects {
         let location = Location::Pack { pack: number, offset: entry.offset, place, length: entry.length }.encode();
         let (db, before) = match entry.kind {
@@ -502,7 +502,7 @@ pub(crate) fn add_objects(index: &Index, write: &mut RwTxn<'_>, pack: &Published
             Kind::Pages => (&index.pages, index.put_new(write, &index.pages, name, location.as_ref())?),
         };
         let goes = |before: &[u8]| Location::is_doomed(before) || !matches!(Location::decode(before), Some(Location::Pack { .. }));
-        if before.is_some_and(goes) {
+        if before.as_deref().is_some_and(goes) {
             index.put(write, db, name, location.as_ref())?;
         }
     }

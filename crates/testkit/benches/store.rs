@@ -3,7 +3,7 @@
 //! Needs Debian packages: restic borgbackup
 
 use fermata_linux::clock::{Stopwatch, wall_ns};
-use fermata_store::{Cost, Record, Store};
+use fermata_store::{Cost, Encryption, Record, Secret, Store};
 use fermata_testkit::{
     guests,
     measure::pick,
@@ -42,10 +42,13 @@ fn main() {
     let place = tempfile::tempdir().expect("a directory");
     let data = place.path().join("data");
     let mib = write_data(&data, pick(400, 100)) as f64 / MIB;
-    let [mut ours, mut restic, mut borg, mut raw]: [Times; 4] = Default::default();
+    let key = place.path().join("key");
+    fs::write(&key, fermata_linux::random::bytes::<32>().expect("randomness")).expect("a key");
+    let [mut ours, mut encrypted, mut restic, mut borg, mut raw]: [Times; 5] = Default::default();
     for round in 0..pick(3, 1) {
         let within = |name: &str| place.path().join(format!("{name}-{round}"));
-        self::ours(&within("ours"), &data, &mut ours);
+        self::ours(&within("ours"), &data, None, &mut ours);
+        self::ours(&within("encrypted"), &data, Some(&key), &mut encrypted);
         self::restic(&within("restic"), &data, &mut restic);
         self::borg(&within("borg"), &data, &mut borg);
         self::raw(&within("raw"), &data, &mut raw);
@@ -61,6 +64,10 @@ fn main() {
             report.tell(&format!("{what} data, slowest"), slowest(of(&ours)), "MiB/s", Some((rival, slowest(of(times)))));
         }
     }
+    for (what, of) in [("new", (|times| &times.new) as fn(&Times) -> &[f64]), ("known", |times| &times.known)] {
+        report.tell(&format!("{what} data, encrypted, p50"), rate(of(&encrypted)), "MiB/s", Some(("not encrypted", rate(of(&ours)))));
+    }
+    report.tell("takes on disk, encrypted", encrypted.size, "MiB", Some(("not encrypted", ours.size)));
     report.tell("new data, p50", rate(&ours.new), "MiB/s", Some(("raw disk, write and fsync", rate(&raw.new))));
     for (rival, times) in [("restic", &restic), ("borg", &borg), ("raw", &raw)] {
         report.tell("takes on disk", ours.size, "MiB", Some((rival, times.size)));
@@ -113,9 +120,9 @@ fn size(of: &Path) -> f64 {
 }
 
 /// Ours begins and ends with the process too; there is no start to take off.
-fn ours(store: &Path, data: &Path, times: &mut Times) {
+fn ours(store: &Path, data: &Path, key: Option<&Path>, times: &mut Times) {
     let itself = std::env::current_exe().expect("this program has a path");
-    let run = || timed(&itself.display().to_string(), |command| _ = command.arg(OURS).arg(store).arg(data));
+    let run = || timed(&itself.display().to_string(), |command| _ = command.arg(OURS).arg(store).arg(data).args(key));
     times.new.push(run());
     times.known.push(run());
     times.size = size(store);
@@ -123,8 +130,19 @@ fn ours(store: &Path, data: &Path, times: &mut Times) {
 
 /// One checkpoint with a RAM of these bytes.
 fn ours_by_itself(arguments: &[String]) {
-    let [store, data] = arguments else { panic!("called by hand: {arguments:?}") };
-    let store = Store::open(Path::new(store)).expect("a store");
+    let (store, data, key) = match arguments {
+        [store, data] => (Path::new(store), data, None),
+        [store, data, key] => (Path::new(store), data, Some(Path::new(key))),
+        _ => panic!("called by hand: {arguments:?}"),
+    };
+    let store = match key.filter(|_| !store.exists()) {
+        None => Store::open(store),
+        Some(key) => {
+            let secret = Secret::read(key).expect("a key");
+            Store::create(store, &Encryption::KeyFile(key.to_owned()), &secret, &fermata_linux::random::bytes().expect("randomness"))
+        }
+    };
+    let store = store.expect("a store");
     let mut data = File::open(data).expect("the data");
     let bytes = data.metadata().expect("the data").len();
     let mut writer = store.writer().expect("a writer");

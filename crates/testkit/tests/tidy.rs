@@ -21,6 +21,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("net", &["checkpoint", "linux", "types", "vhost"]),
     ("process", &["checkpoint", "linux", "store", "tracker", "types"]),
     ("c", &["process", "store"]),
+    ("python", &["process", "store"]),
     ("experiment", &["checkpoint", "disk", "linux", "net", "store", "types", "vhost", "vm"]),
     ("timeline", &["experiment", "linux", "store", "types"]),
     ("api", &["experiment", "linux", "process", "remote", "store", "timeline", "types"]),
@@ -29,8 +30,9 @@ const IMPORTS: &[(&str, &[&str])] = &[
 
 const LINES_MAX: usize = 800;
 
-/// Where `unsafe` may stand: the room for it, what C calls, guest memory in the back ends, and the call that opens LMDB.
-const UNSAFE: &[&str] = &["crates/linux/src/", "crates/c/src/", "crates/vhost/src/segments.rs", "crates/store/src/index.rs"];
+/// Where `unsafe` may stand: the room for it, what C calls, buffers that Python is lent, guest memory in the back ends, and the call that opens LMDB.
+const UNSAFE: &[&str] =
+    &["crates/linux/src/", "crates/c/src/", "crates/python/src/", "crates/vhost/src/segments.rs", "crates/store/src/index.rs"];
 
 fn sources() -> Vec<PathBuf> {
     let mut found = Vec::new();

@@ -629,11 +629,16 @@ pub fn qemu_program() -> String {
     env::var("FERMATA_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
 }
 
+/// Variables of a keeper's environment that tell passphrases.
+const SECRETS: [&str; 2] = [fermata_store::PASSPHRASE_VARIABLE, "FERMATA_PASSPHRASE"];
+
 fn spawn(config: &MachineConfig, id: &MachineId, place: &Place, start: Start, tracker: Choice) -> Result<Child> {
     let program = qemu_program();
     let log = File::create(place.log()).map_err(|source| Error::Io { what: "making", path: place.log(), source })?;
     let mut command = Command::new(&program);
     command.args(arguments(config, id, place, start)).env("LD_PRELOAD", place.shim());
+    // What a guest breaks out into is not to find what opens the store.
+    SECRETS.iter().for_each(|variable| _ = command.env_remove(variable));
     if tracker == Choice::KvmLog {
         command.env("FERMATA_MEMORY", place.ram());
     }

@@ -2,6 +2,7 @@
 
 use super::{
     Context, Result,
+    init::Encrypt,
     push::{Pace, with_passphrase},
     rm,
 };
@@ -19,14 +20,14 @@ use fermata_api::{
     spec::{ByteSize, Keep},
     values::RemotePruned,
 };
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Name places that checkpoints are copied to, or list them
 ///
-/// A place is a directory, or a bucket of S3 or of what speaks like it, whose keys, region and endpoint come from the environment: AWS_ACCESS_KEY_ID,
-/// AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL.
+/// A place is a directory, of this host or of one that `ssh` reaches and that has Fermata, too; or a bucket of S3 or of what speaks like it, whose keys, region
+/// and endpoint come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL.
 ///
-/// Memory and disks have whatever the guests have, passwords and keys among them. So what is put there is encrypted with a passphrase or a key file, contents and
+/// Memory and disks have whatever the guests have, passwords and keys among them. So what is put there is encrypted with a passphrase, that of $FERMATA_PASSPHRASE or what is typed when it is needed, or with a key file, contents and
 /// names, unless --plain says that whoever can read the place may read it. Without the secret it cannot be read again, by anybody.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
@@ -34,6 +35,7 @@ Examples:
   fermata remote add origin s3://my-bucket/fermata --passphrase
   head -c 32 /dev/urandom > fermata.key
   fermata remote add backup s3://my-bucket/fermata --key-file fermata.key
+  fermata remote add vault ssh://me@vault.example/srv/fermata --passphrase
   fermata remote add nas /mnt/nas/fermata --plain --limit 50M
   fermata remote
   fermata push nas
@@ -55,13 +57,13 @@ enum What {
     Add {
         /// Its name here
         name: String,
-        /// s3://BUCKET/PREFIX, or the path of a directory
+        /// s3://BUCKET/PREFIX, ssh://HOST/DIRECTORY, or the path of a directory
         address: String,
         /// How many bytes a second may travel there and back: 50M
         #[arg(long, value_name = "SIZE")]
         limit: Option<ByteSize>,
         #[command(flatten)]
-        encryption: Encrypt,
+        secrecy: Secrecy,
     },
     /// Remove checkpoints from a place, and all that none of the others there needs
     ///
@@ -126,26 +128,21 @@ impl Prune {
 }
 
 #[derive(Debug, Args)]
-#[group(multiple = false)]
-struct Encrypt {
-    /// Encrypt with a passphrase: that of $FERMATA_PASSPHRASE, or what is typed when it is needed
-    #[arg(long)]
-    passphrase: bool,
-    /// Encrypt with the bytes of this file, at least 32
-    #[arg(long, value_name = "FILE")]
-    key_file: Option<PathBuf>,
+struct Secrecy {
+    #[command(flatten)]
+    encrypt: Encrypt,
     /// Do not encrypt
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["passphrase", "key_file"])]
     plain: bool,
 }
 
-impl Encrypt {
+impl Secrecy {
     fn chosen(self) -> std::result::Result<Encryption, Failure> {
-        match self {
-            Self { key_file: Some(file), .. } => Ok(Encryption::KeyFile(file)),
-            Self { passphrase: true, .. } => Ok(Encryption::Passphrase),
-            Self { plain: true, .. } => Ok(Encryption::None),
-            _ => Err(Failure::Misuse("say --passphrase or --key-file FILE for it to be encrypted, or --plain".into())),
+        match (self.encrypt.chosen(), self.plain) {
+            (Encryption::None, false) => {
+                Err(Failure::Misuse("say --passphrase or --key-file FILE for it to be encrypted, or --plain".into()))
+            }
+            (encryption, _) => Ok(encryption),
         }
     }
 }
@@ -155,8 +152,8 @@ impl Remote {
         let store = local::store_path(context.global.store.clone());
         let out = &context.out;
         match self.what {
-            Some(What::Add { name, address, limit, encryption }) => {
-                let encryption = encryption.chosen()?;
+            Some(What::Add { name, address, limit, secrecy }) => {
+                let encryption = secrecy.chosen()?;
                 let entry = remotes::add(&store, RemoteEntry { name, address, limit_bytes: limit.map(ByteSize::bytes), encryption })?;
                 out.answer(&entry, |style| if out.quiet { entry.name.clone() } else { list(std::slice::from_ref(&entry), style) })?;
             }

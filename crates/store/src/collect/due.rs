@@ -1,7 +1,7 @@
 //! Collecting when it is worth it, for those who do it by themselves.
 
 use super::{CollectOptions, CollectStage, Collected, Collection, Turn};
-use crate::{Error, Progress, Result, Store, rebuild};
+use crate::{Error, Progress, Result, Store};
 
 /// Worth it is a collection when what was removed had stored one in so many of the bytes of all packs,
 const DUE_PART: u64 = 10;
@@ -34,7 +34,7 @@ impl Store {
         if removed < DUE_MIN {
             return Ok(false);
         }
-        let packs = rebuild::list(&self.0.shelf())?;
+        let packs = self.0.shelf().list()?;
         let bytes = packs.iter().map(|(path, _)| path.metadata().map_or(0, |file| file.len())).sum::<u64>();
         Ok(removed.saturating_mul(DUE_PART) >= bytes)
     }

@@ -1,7 +1,11 @@
 //! A collection that a crash ends at any of its operations on files.
 
 use super::*;
-use crate::{Cost, Record, Removal, VerifyOptions, files::Medium};
+use crate::{
+    Cost, Record, Removal, VerifyOptions,
+    files::Medium,
+    tests::{open, open_on},
+};
 use fermata_types::{PAGE_SIZE, PageNumber, PartKind, PartState, Root};
 use std::sync::{Arc, Mutex};
 
@@ -80,7 +84,12 @@ fn grow(store: &Store, branch: &str, seeds: std::ops::Range<u8>) -> CheckpointId
 }
 
 fn bytes(store: &Path) -> u64 {
-    rebuild::list(&store.join("packs")).unwrap().iter().map(|(path, _)| path.metadata().unwrap().len()).sum()
+    crate::rebuild::entries(&store.join("packs"))
+        .unwrap()
+        .iter()
+        .flat_map(|directory| entries(directory).unwrap())
+        .map(|path| path.metadata().unwrap().len())
+        .sum()
 }
 
 #[test]
@@ -89,7 +98,7 @@ fn a_collection_that_a_crash_ends_anywhere_leaves_a_whole_store() {
     let (path, copies) = (dir.path().join("store"), dir.path().join("copies"));
     std::fs::create_dir(&path).unwrap();
     let medium = Arc::new(Copying { store: path.clone(), copies: copies.clone(), count: Mutex::new(0) });
-    let store = Store::open_on(&path, medium.clone()).unwrap();
+    let store = open_on(&path, medium.clone()).unwrap();
     let dead = [grow(&store, "a", 1..90), grow(&store, "b", 100..150)];
     let alive = [grow(&store, "c", 80..99), grow(&store, "d", 200..220)];
     store.remove(&Removal { checkpoints: dead.to_vec(), ..Removal::default() }).unwrap();
@@ -106,12 +115,12 @@ fn a_collection_that_a_crash_ends_anywhere_leaves_a_whole_store() {
                 let rebuilt = Store::rebuild_index(&path).unwrap();
                 assert_eq!((rebuilt.checkpoints, rebuilt.damaged.len()), (2, 0), "crash {crash}");
             }
-            let copied = Store::open(&path).unwrap();
+            let copied = open(&path).unwrap();
             let report = copied.verify(&VerifyOptions::default(), &mut |_, _| {}).unwrap();
             assert_eq!((report.damage, report.checkpoints), (Vec::new(), 2), "crash {crash}, rebuilt {rebuilt}");
             assert!(alive.iter().all(|id| copied.record(id).is_ok()));
         }
-        let copied = Store::open(&path).unwrap();
+        let copied = open(&path).unwrap();
         copied.collect(&ALL, &mut |_, _| {}).unwrap();
         let report = copied.verify(&VerifyOptions::default(), &mut |_, _| {}).unwrap();
         assert_eq!((report.damage, report.checkpoints), (Vec::new(), 2), "crash {crash}, collected again");

@@ -4,6 +4,7 @@
 //! what is new in the two large databases first goes to a small tree beside the large one, and settles later: many entries at once, in the order of
 //! their keys, so that neighbours share pages. See `docs/decisions/0022-fresh-entries.md`.
 
+use super::hidden::{Keys, Values};
 use heed::{Database, RoTxn, RwTxn, types::Bytes};
 use std::ops::Bound;
 
@@ -16,23 +17,32 @@ pub(crate) struct Db {
     settled: Tree,
     /// What came of late, in a database that new entries are put aside for.
     fresh: Option<Tree>,
-    /// By this name, in the sum of the small databases.
-    guarded: Option<&'static str>,
+    pub(super) name: &'static str,
+    /// In the sum of the small databases.
+    pub(super) is_guarded: bool,
+    pub(super) keys: Keys,
+    pub(super) values: Values,
 }
 
 impl Db {
-    /// With a tree for fresh entries, or without.
-    pub fn new(settled: Tree, fresh: Option<Tree>) -> Self {
-        Self { settled, fresh, guarded: None }
+    /// Of names of objects and where they lie; with a tree for fresh entries, or without.
+    pub fn of_objects(name: &'static str, settled: Tree, fresh: Option<Tree>) -> Self {
+        Self { settled, fresh, name, is_guarded: false, keys: Keys::Names, values: Values::Open }
+    }
+
+    /// One whose keys become these where the index is encrypted.
+    pub fn new(name: &'static str, settled: Tree, keys: Keys) -> Self {
+        Self { settled, fresh: None, name, is_guarded: false, keys, values: Values::Sealed }
     }
 
     /// The same, with its entries in the sum of the small databases.
-    pub fn guarded(self, name: &'static str) -> Self {
-        Self { guarded: Some(name), ..self }
+    pub fn guarded(self) -> Self {
+        Self { is_guarded: true, ..self }
     }
 
-    pub fn guarded_as(&self) -> Option<&'static str> {
-        self.guarded
+    /// The same, with values that tell nothing.
+    pub fn in_the_open(self) -> Self {
+        Self { values: Values::Open, ..self }
     }
 
     pub fn get<'t>(&self, read: &'t RoTxn<'_>, key: &[u8]) -> heed::Result<Option<&'t [u8]>> {
@@ -160,7 +170,7 @@ mod tests {
         #[test]
         fn two_trees_are_one_map(ops in ops()) {
             let directory = tempfile::tempdir().unwrap();
-            let index = Index::open(directory.path(), Arc::new(FileSystem)).unwrap();
+            let index = Index::open(directory.path(), Arc::new(FileSystem), None).unwrap();
             let db = index.pages;
             let mut write = index.env.write_txn().unwrap();
             let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();

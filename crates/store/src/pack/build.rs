@@ -1,12 +1,13 @@
 //! Writes a pack: objects are gathered into frames, frames go to a file under `tmp/`.
 
 use super::{
-    Kind,
+    Kind, Shelf,
     contents::{self, Contents, Entry},
     frame::{Encoder, NODES_MAX, NODES_RAW_MAX, PAGES_MAX},
 };
 use crate::{
     Error, Result,
+    cipher::Sealing,
     files::{Medium, TempFile},
 };
 use crc32fast::Hasher;
@@ -30,6 +31,7 @@ pub(crate) struct PackBuilder {
     nodes: Vec<u8>,
     node_lengths: Vec<u32>,
     node_names: Vec<[u8; 32]>,
+    sealing: Sealing,
     /// A write failed, and what it held is lost.
     failed: bool,
 }
@@ -43,8 +45,8 @@ pub(crate) struct Published {
 
 impl PackBuilder {
     /// A new pack in the directory for those that are not finished.
-    pub fn new(medium: Arc<dyn Medium>, directory: &Path) -> Result<Self> {
-        let file = TempFile::create(medium, directory)?;
+    pub fn new(medium: Arc<dyn Medium>, directory: &Path, sealing: &Sealing) -> Result<Self> {
+        let mut file = TempFile::create(medium, directory, sealing)?;
         let mut sum = Hasher::new();
         file.write_at(&contents::header(), 0)?;
         sum.update(&contents::header());
@@ -60,6 +62,7 @@ impl PackBuilder {
             nodes: Vec::new(),
             node_lengths: Vec::new(),
             node_names: Vec::new(),
+            sealing: sealing.clone(),
             failed: false,
         })
     }
@@ -105,7 +108,7 @@ impl PackBuilder {
     }
 
     /// Adds the record, ends the pack, makes it durable and gives it its place below `shelf`.
-    pub fn publish(mut self, id: &CheckpointId, record: &[u8], shelf: &Path) -> Result<Published> {
+    pub fn publish(mut self, id: &CheckpointId, record: &[u8], shelf: &Shelf) -> Result<Published> {
         self.add_record(id, record)?;
         self.seal(shelf)
     }
@@ -117,9 +120,9 @@ impl PackBuilder {
     }
 
     /// Ends the pack as it is, makes it durable and gives it its place below `shelf`.
-    pub fn seal(mut self, shelf: &Path) -> Result<Published> {
+    pub fn seal(mut self, shelf: &Shelf) -> Result<Published> {
         let id = self.end()?;
-        let path = place(shelf, &id);
+        let path = shelf.place(&id);
         self.file.place(&path)?;
         Ok(Published { id, path, contents: self.contents })
     }
@@ -127,7 +130,7 @@ impl PackBuilder {
     /// Ends the pack as it is, and hands its bytes over instead of keeping them.
     pub fn into_bytes(mut self) -> Result<(PackId, Vec<u8>)> {
         let id = self.end()?;
-        let bytes = self.file.read_all()?;
+        let bytes = self.file.into_bytes(&self.sealing)?;
         Ok((id, bytes))
     }
 
@@ -189,12 +192,6 @@ impl PackBuilder {
         self.end += u64::from(length);
         Ok(())
     }
-}
-
-/// Where a pack lies.
-pub(crate) fn place(shelf: &Path, id: &PackId) -> PathBuf {
-    let text = id.to_string();
-    shelf.join(&text[..2]).join(format!("{text}.pack"))
 }
 
 fn too_large() -> Error {

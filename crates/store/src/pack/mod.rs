@@ -4,15 +4,18 @@
 //! - [`contents`]: header, table of contents and trailer
 //! - [`build`]: writes a pack
 //! - [`read`]: reads frames of a finished pack
+//! - [`shelf`]: where packs lie
 
 pub(crate) mod build;
 pub(crate) mod contents;
 pub(crate) mod frame;
 pub(crate) mod read;
+pub(crate) mod shelf;
 
-pub(crate) use build::{PackBuilder, Published, place};
+pub(crate) use build::{PackBuilder, Published};
 pub(crate) use frame::{Frame, Kind};
 pub(crate) use read::{PackFile, unpack};
+pub(crate) use shelf::Shelf;
 
 /// Little-endian integers out of a slice whose length was checked.
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {

@@ -1,19 +1,16 @@
 //! Reads a finished pack. Nothing in it is trusted: lengths are checked here, objects against their names by who asked for them.
 
 use super::{
-    Frame,
-    build::place,
+    Frame, Shelf,
     contents::{self, Contents, Foreign},
 };
-use crate::{Error, Result, hash};
+use crate::{Error, Result, chunks::Source, hash};
 use crc32fast::Hasher;
 use fermata_types::PackId;
 use std::{
     cell::RefCell,
     fmt::Display,
-    fs::File,
     io,
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 use zstd::bulk::Decompressor;
@@ -37,17 +34,15 @@ pub(crate) fn unpack(bytes: &[u8]) -> Result<Frame, String> {
 /// A pack, open for reading.
 #[derive(Debug)]
 pub(crate) struct PackFile {
-    file: File,
+    source: Source,
     path: PathBuf,
-    length: u64,
 }
 
 impl PackFile {
-    pub fn open(shelf: &Path, id: &PackId) -> Result<Self> {
-        let path = place(shelf, id);
-        let file = File::open(&path).map_err(Error::io("open", &path))?;
-        let length = file.metadata().map_err(Error::io("look at", &path))?.len();
-        let pack = Self { file, path, length };
+    pub fn open(shelf: &Shelf, id: &PackId) -> Result<Self> {
+        let path = shelf.place(id);
+        let source = Source::open(&path, &shelf.sealing).map_err(|error| failed("open", &path, 0, &"the pack", error))?;
+        let pack = Self { source, path };
         let mut header = [0; contents::HEADER];
         pack.read_at(&mut header, 0, &"header of the pack")?;
         contents::check_header(&header).map_err(|foreign| match foreign {
@@ -61,9 +56,9 @@ impl PackFile {
         &self.path
     }
 
-    /// Bytes of the file.
-    pub fn length(&self) -> u64 {
-        self.length
+    /// Bytes of the file as it lies there.
+    pub fn stored(&self) -> u64 {
+        self.source.stored()
     }
 
     /// The frame at this place, for the object named.
@@ -76,8 +71,8 @@ impl PackFile {
     /// The bytes at this place, whatever lies there, for the object named.
     pub fn span(&self, offset: u64, length: usize, object: &dyn Display, into: &mut Vec<u8>) -> Result<()> {
         // Before anything is allocated: the index may ask for any length.
-        if offset.checked_add(length as u64).is_none_or(|end| end > self.length) {
-            let detail = format!("it should reach to byte {offset} + {length}, but the file ends at {}", self.length);
+        if offset.checked_add(length as u64).is_none_or(|end| end > self.source.length()) {
+            let detail = format!("it should reach to byte {offset} + {length}, but the file ends at {}", self.source.length());
             return Err(Error::corrupt(&self.path, offset, object, detail));
         }
         into.resize(length, 0);
@@ -93,7 +88,7 @@ impl PackFile {
     pub fn contents(&self, id: &PackId) -> Result<Contents> {
         const OBJECT: &str = "table of contents";
         let trailer = self.trailer()?;
-        let (at, length) = contents::check_trailer(&trailer, id, self.length)
+        let (at, length) = contents::check_trailer(&trailer, id, self.source.length())
             .map_err(|detail| Error::corrupt(&self.path, self.trailer_at(), "trailer of the pack", detail))?;
         let mut bytes = vec![0; length as usize];
         self.read_at(&mut bytes, at, &OBJECT)?;
@@ -122,7 +117,7 @@ impl PackFile {
     }
 
     fn trailer_at(&self) -> u64 {
-        self.length.saturating_sub(contents::TRAILER as u64)
+        self.source.length().saturating_sub(contents::TRAILER as u64)
     }
 
     fn trailer(&self) -> Result<[u8; contents::TRAILER]> {
@@ -132,9 +127,15 @@ impl PackFile {
     }
 
     fn read_at(&self, into: &mut [u8], offset: u64, object: &dyn Display) -> Result<()> {
-        self.file.read_exact_at(into, offset).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => Error::corrupt(&self.path, offset, object, "the file ends too early"),
-            _ => Error::io("read", &self.path)(error),
-        })
+        self.source.read_exact_at(into, offset).map_err(|error| failed("read", &self.path, offset, object, error))
+    }
+}
+
+/// What is not as it was written is damage.
+fn failed(action: &'static str, path: &Path, offset: u64, object: &dyn Display, error: io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => Error::corrupt(path, offset, object, "the file ends too early"),
+        io::ErrorKind::InvalidData => Error::corrupt(path, offset, object, error.to_string()),
+        _ => Error::io(action, path)(error),
     }
 }

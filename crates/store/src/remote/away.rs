@@ -17,6 +17,7 @@ use super::{
 use crate::{
     Error, Progress, Record, Result, Store,
     cache::Cache,
+    chunks::Source,
     error::Named,
     hash,
     hold::Presence,
@@ -28,11 +29,7 @@ use crate::{
 };
 use fermata_types::{BlobName, CheckpointId, NodeName, PAGE_SIZE, PageBuf, PageName, PageNumber};
 use std::{
-    fmt,
-    fs::File,
-    io,
-    os::unix::fs::FileExt as _,
-    path::PathBuf,
+    fmt, io,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -75,7 +72,7 @@ pub struct Away {
     id: CheckpointId,
     record: Record,
     /// Where packs are fetched to.
-    incoming: PathBuf,
+    incoming: pack::Shelf,
     frames: Cache<(u32, u32), Arc<Frame>>,
     state: Mutex<State>,
     changed: Condvar,
@@ -124,7 +121,7 @@ impl Store {
             catalog,
             id: *id,
             record,
-            incoming: self.0.path.join("remotes").join("incoming"),
+            incoming: self.0.incoming(),
             frames: Cache::new(FRAMES_CACHED),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -392,9 +389,9 @@ impl Away {
         if from.checked_add(length).is_none_or(|end| end > pack.length) {
             return Err(format!("it should reach to byte {from} + {length}, and the pack has {}", pack.length));
         }
-        if !fresh && let Ok(file) = File::open(pack::place(&self.incoming, &pack.id)) {
+        if !fresh && let Ok(source) = Source::open(&self.incoming.place(&pack.id), &self.incoming.sealing) {
             let mut bytes = vec![0; length as usize];
-            if file.read_exact_at(&mut bytes, from).is_ok() {
+            if source.read_exact_at(&mut bytes, from).is_ok() {
                 return Ok(bytes);
             }
         }

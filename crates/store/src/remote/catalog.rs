@@ -2,7 +2,9 @@
 
 use super::{Name, Remote, damaged, in_parallel, lease::Going, list, place};
 use crate::{
-    Error, Progress, Result, Store, hash,
+    Error, Progress, Result, Store, chunks,
+    cipher::hidden,
+    hash,
     pack::{
         Kind,
         contents::{self, Contents, TRAILER},
@@ -115,7 +117,9 @@ pub(super) fn pack_name(id: &PackId) -> String {
 fn contents_of(store: &Store, remote: &dyn Remote, id: &PackId, length: u64) -> Result<Option<Contents>> {
     let cache = cache_of(store, id);
     // One that has another length now is looked at again.
-    if let Some(contents) = fs::read(&cache).ok().filter(|bytes| ends_at(bytes) == Some(length)).and_then(|bytes| decode(&bytes, id)) {
+    if let Some(contents) =
+        chunks::read(&cache, &store.0.sealing).ok().filter(|bytes| ends_at(bytes) == Some(length)).and_then(|bytes| decode(&bytes, id))
+    {
         return Ok(Some(contents));
     }
     let object = pack_name(id);
@@ -133,7 +137,10 @@ fn contents_of(store: &Store, remote: &dyn Remote, id: &PackId, length: u64) -> 
     let table = [&at.to_le_bytes()[..], &end[from..from + bytes as usize]].concat();
     let contents = decode(&table, id).ok_or_else(|| wrong("its table of contents does not fit its name".into()))?;
     // It is only a cache.
-    let _ = cache.parent().map(fs::create_dir_all).and_then(|made| made.and_then(|()| fs::write(&cache, &table)).ok());
+    let _ = cache
+        .parent()
+        .map(fs::create_dir_all)
+        .and_then(|made| made.and_then(|()| fs::write(&cache, chunks::sealed(&store.0.sealing, &table))).ok());
     Ok(Some(contents))
 }
 
@@ -150,6 +157,6 @@ fn ends_at(bytes: &[u8]) -> Option<u64> {
 }
 
 fn cache_of(store: &Store, id: &PackId) -> PathBuf {
-    let text = id.to_string();
+    let text = PackId(hidden(&store.0.sealing, id.as_bytes())).to_string();
     store.path().join("remotes").join("contents").join(&text[..2]).join(text)
 }

@@ -127,7 +127,8 @@ struct Sparse {
 
 impl Sparse {
     fn create(store: &Store, bytes: u64) -> Result<Self> {
-        let file = TempFile::create(store.0.medium.clone(), &store.path().join("tmp"))?;
+        // In the open like every golden image: whoever reads it knows nothing of the store.
+        let mut file = TempFile::create(store.0.medium.clone(), &store.path().join("tmp"), &None)?;
         // Its length.
         file.write_at(&[0], bytes - 1)?;
         Ok(Self { file, bytes, run: Vec::with_capacity(RUN_BYTES), at: 0 })

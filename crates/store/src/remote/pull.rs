@@ -113,7 +113,7 @@ impl Store {
         let index = &self.0.index;
         let lacking: BTreeSet<_> = {
             let read = index.read()?;
-            let is_here = |id: &CheckpointId| Ok::<_, Error>(index.get(&read, &index.records, id.as_bytes())?.is_some());
+            let is_here = |id: &CheckpointId| index.has(&read, &index.records, id.as_bytes());
             ids.iter().map(|id| Ok((!is_here(id)?).then_some(*id))).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect()
         };
         let lacking: Vec<_> = lacking.into_iter().collect();
@@ -162,7 +162,7 @@ impl Store {
 fn is_known(store: &Store, id: &CheckpointId) -> Result<bool> {
     let index = &store.0.index;
     let read = index.read()?;
-    Ok(index.get(&read, &index.records, id.as_bytes())?.is_some() || parent_of_removed(index, &read, id)?.is_some())
+    Ok(index.has(&read, &index.records, id.as_bytes())? || parent_of_removed(index, &read, id)?.is_some())
 }
 
 /// A checkpoint that is fetched.

@@ -19,6 +19,7 @@ use crate::{
 };
 use fermata_types::{BlobName, CheckpointId, ImageId, NodeName, PAGE_SIZE, PackId, PageBuf, PageName, ZERO_PAGE};
 use std::{
+    borrow::Cow,
     collections::{BTreeSet, HashSet, VecDeque},
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     thread,
@@ -347,7 +348,7 @@ impl<'a> Push<'a> {
             // It is held, so that one that is removed meanwhile is still whole.
             let bytes = index.record(&read, &wanted.id)?;
             bytes
-                .map(<[u8]>::to_vec)
+                .map(Cow::into_owned)
                 .ok_or_else(|| Error::missing(Named("checkpoint", wanted.id.as_bytes()).to_string(), "it was removed meanwhile"))?
         };
         let object = record_name(&wanted.experiment, &wanted.id);
@@ -364,7 +365,7 @@ impl<'a> Push<'a> {
         Ok(match &mut self.builder {
             Some(builder) => builder,
             none => {
-                let mut builder = PackBuilder::new(inner.medium.clone(), &inner.path.join("tmp"))?;
+                let mut builder = inner.new_pack()?;
                 // So that no pack is ever called as one that is about to be removed; and that those of a push that was taken for dead are known.
                 let number = self.lease.map_or_else(|| unique(self.remote), |lease| Ok(lease.number().to_owned()))?;
                 builder.add_blob(&hash::blob(number.as_bytes()), number.as_bytes())?;

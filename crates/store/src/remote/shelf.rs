@@ -10,6 +10,7 @@ use super::{
 use crate::{
     Error, Progress, Result, Store,
     cache::Cache,
+    chunks,
     error::Named,
     files::{make_directories, remove_tree},
     index::Location,
@@ -23,7 +24,6 @@ use fermata_types::{BlobName, NodeName, PageBuf, PageName, Root, ZERO_PAGE};
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
     fs,
-    path::PathBuf,
     sync::Arc,
 };
 
@@ -47,7 +47,7 @@ pub(super) struct Shelf<'a> {
     pub store: &'a Store,
     pub remote: &'a dyn Remote,
     jobs: usize,
-    directory: PathBuf,
+    incoming: pack::Shelf,
     /// None: nobody has looked yet.
     catalog: Option<Catalog>,
     /// Those that are here, by number.
@@ -64,9 +64,9 @@ pub(super) struct Shelf<'a> {
 
 impl<'a> Shelf<'a> {
     pub fn new(store: &'a Store, remote: &'a dyn Remote, jobs: usize) -> Self {
-        let directory = store.path().join("remotes").join("incoming");
+        let incoming = store.0.incoming();
         let (here, open, nodes) = (HashSet::new(), Cache::new(PACKS_CACHED), HashMap::new());
-        Self { store, remote, jobs, directory, catalog: None, here, open, frames: VecDeque::new(), nodes, fetched: (0, 0) }
+        Self { store, remote, jobs, incoming, catalog: None, here, open, frames: VecDeque::new(), nodes, fetched: (0, 0) }
     }
 
     /// Looks what lies in the packs of the remote, the first time that it is asked.
@@ -80,7 +80,7 @@ impl<'a> Shelf<'a> {
 
     /// Looks once more, while this is about to go.
     pub fn look_again(&mut self, going: &Going, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
-        make_directories(&*self.store.0.medium, &self.directory)?;
+        make_directories(&*self.store.0.medium, &self.incoming.directory)?;
         self.here.clear();
         self.open.clear();
         self.frames.clear();
@@ -94,9 +94,9 @@ impl<'a> Shelf<'a> {
 
     /// Removes what is here: all that was wanted of it is in the store. Somebody else who pulls fetches again what he misses.
     pub fn clear(self) {
-        let Self { store, directory, open, .. } = self;
+        let Self { store, incoming, open, .. } = self;
         drop(open);
-        let _ = remove_tree(&*store.0.medium, &directory);
+        let _ = remove_tree(&*store.0.medium, &incoming.directory);
     }
 
     /// Fetches the nodes below these roots that the store lacks, level by level, for they tell what else is needed; then the pages below them that it lacks, and
@@ -218,8 +218,8 @@ impl<'a> Shelf<'a> {
     /// Fetches a pack, if it was not fetched before; says how many bytes had to be fetched.
     fn fetch_pack(&self, pack: u32) -> Result<u64> {
         let pack = &self.catalog().packs[pack as usize];
-        let path = pack::place(&self.directory, &pack.id);
-        let read = || PackFile::open(&self.directory, &pack.id)?.contents(&pack.id);
+        let path = self.incoming.place(&pack.id);
+        let read = || PackFile::open(&self.incoming, &pack.id)?.contents(&pack.id);
         if path.exists() {
             match read() {
                 Ok(_) => return Ok(0),
@@ -240,7 +240,7 @@ impl<'a> Shelf<'a> {
         fs::create_dir_all(directory).map_err(failed)?;
         // Another one who pulls the same writes the same.
         let temp = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
-        fs::write(temp.path(), &bytes).map_err(failed)?;
+        fs::write(temp.path(), chunks::sealed(&self.incoming.sealing, &bytes)).map_err(failed)?;
         temp.persist(&path).map_err(|error| failed(error.error))?;
         read().map_err(|error| match error {
             Error::Corrupt { detail, .. } => damaged(self.remote, &object, detail),
@@ -254,7 +254,7 @@ impl<'a> Shelf<'a> {
         if let Some(file) = self.open.get(&pack) {
             return Ok(file);
         }
-        let file = Arc::new(PackFile::open(&self.directory, &self.catalog().packs[pack as usize].id)?);
+        let file = Arc::new(PackFile::open(&self.incoming, &self.catalog().packs[pack as usize].id)?);
         self.open.insert(pack, file.clone());
         Ok(file)
     }

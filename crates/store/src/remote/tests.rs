@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    CollectOptions, Removal, VerifyOptions,
-    tests::{Failing, grow, page, record},
+    CollectOptions, Encryption, Removal, Secret, VerifyOptions,
+    tests::{Failing, grow, is_encrypted, open, open_on, page, record},
 };
 use fermata_types::{PAGE_SIZE, PageName, Root, ZERO_PAGE};
 use proptest::prelude::*;
@@ -150,7 +150,7 @@ impl Remote for Place {
 }
 
 fn store(directory: &Path) -> Store {
-    Store::open(directory).unwrap()
+    open(directory).unwrap()
 }
 
 fn history(store: &Store, length: u64) -> Vec<CheckpointId> {
@@ -210,6 +210,58 @@ fn only_what_is_lacking_travels() {
     }
     assert_whole(&to);
     assert!(!to.path().join("remotes/incoming").exists());
+}
+
+/// Whether a file below a directory has these bytes, in its content.
+fn is_in_a_file(directory: &Path, bytes: &[u8]) -> bool {
+    let Ok(entries) = crate::rebuild::entries(directory) else { return false };
+    entries.iter().any(|path| match path.is_dir() {
+        true => is_in_a_file(path, bytes),
+        false => fs::read(path).unwrap().windows(bytes.len()).any(|window| window == bytes),
+    })
+}
+
+#[test]
+fn checkpoints_travel_between_stores_in_the_open_and_encrypted_ones() {
+    if is_encrypted() {
+        return;
+    }
+    let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+    let (key, encrypted) = (here.path().join("key"), here.path().join("store"));
+    fs::write(&key, [3; 32]).unwrap();
+    let secret = Secret::read(&key).unwrap();
+    let sealed = Store::create(&encrypted, &Encryption::KeyFile(key), &secret, &[8; 48]).unwrap();
+    let plain = store(there.path());
+    let mut ids = history(&sealed, 2);
+    push(&sealed, &place, &ids).unwrap();
+    assert_eq!(pull(&plain, &place, &ids).unwrap().checkpoints, 2);
+    ids.push(grow(&plain, ids.last().copied(), 2).unwrap());
+    push(&plain, &place, &ids).unwrap();
+    // What a pull that is cut short leaves beside a store shows in the open what is in it, and tells nothing in the other.
+    let (new, name) = (ids[2], pages(&plain, &ids[2])[0].1);
+    let third = tempfile::tempdir().unwrap();
+    let fresh = store(third.path());
+    for (store, is_seen) in [(&sealed, false), (&fresh, true)] {
+        let mut left = Vec::new();
+        for steps in 0.. {
+            place.fail_after(Some(steps));
+            let pulled = pull(store, &place, &[new]);
+            place.fail_after(None);
+            let remotes = store.path().join("remotes");
+            left.push((remotes.join("incoming").exists(), is_in_a_file(&remotes, &name) && is_in_a_file(&remotes, b"FERMPACK")));
+            if pulled.is_ok() {
+                break;
+            }
+        }
+        assert!(left.iter().any(|(is_there, _)| *is_there), "{left:?}");
+        assert_eq!(left.iter().any(|(_, is_seen)| *is_seen), is_seen, "{left:?}");
+    }
+    for id in &ids {
+        assert_eq!(sealed.record(id).unwrap(), plain.record(id).unwrap());
+        assert_eq!(pages(&sealed, id), pages(&plain, id));
+    }
+    assert_whole(&sealed);
+    assert_whole(&plain);
 }
 
 /// Whatever is interrupted, what the remote shows can be pulled, and the next push completes it.
@@ -279,10 +331,10 @@ fn a_pull_may_fail_at_any_step_of_the_disk() {
         let there = tempfile::tempdir().unwrap();
         drop(store(there.path()));
         let pulled = {
-            let to = Store::open_on(there.path(), Arc::new(Failing::after(None))).unwrap();
+            let to = open_on(there.path(), Arc::new(Failing::after(None))).unwrap();
             drop(to);
             let failing = Arc::new(Failing::after(Some(steps)));
-            Store::open_on(there.path(), failing).and_then(|to| pull(&to, &place, &ids))
+            open_on(there.path(), failing).and_then(|to| pull(&to, &place, &ids))
         };
         let to = store(there.path());
         assert_whole(&to);

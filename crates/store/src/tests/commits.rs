@@ -25,7 +25,7 @@ impl Medium for Late {
 fn what_fails_after_a_checkpoint_is_permanent_does_not_fail_it() {
     let dir = tempfile::tempdir().unwrap();
     let medium = Arc::new(Late { failing: AtomicBool::new(false) });
-    let store = Store::open_on(dir.path(), medium.clone()).unwrap();
+    let store = open_on(dir.path(), medium.clone()).unwrap();
     let first = grow(&store, None, 1).unwrap();
     medium.failing.store(true, Ordering::Relaxed);
     let second = grow(&store, Some(first), 2).unwrap();
@@ -46,7 +46,7 @@ fn a_commit_torn_anywhere_before_its_end_never_happened() {
     let mut head = None;
     for step in 1..12 {
         let before = head.map(|_| tree(&path));
-        let store = Store::open(&path).unwrap();
+        let store = open(&path).unwrap();
         head = Some(grow(&store, head, step).unwrap());
         drop(store);
         let Some(before) = before else { continue };
@@ -66,7 +66,7 @@ fn a_commit_torn_anywhere_before_its_end_never_happened() {
             }
             let copy = dir.path().join(format!("{step}-{round}"));
             lay(&torn, &copy);
-            let store = Store::open(&copy).unwrap();
+            let store = open(&copy).unwrap();
             assert_eq!(check(&store), step as usize - 1);
             let head = store.branch("lab", "main").unwrap();
             grow(&store, head, step).unwrap();

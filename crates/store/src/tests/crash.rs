@@ -37,7 +37,7 @@ fn for_each_crash(recorder: &Recorder, marks: &[usize], most: usize, mut each: i
 
 /// The store is whole, holds `permanent` checkpoints or the one more that was being committed, and goes on. Returns how many it holds.
 fn goes_on(path: &Path, permanent: usize) -> usize {
-    let store = Store::open(path).unwrap_or_else(|error| panic!("{permanent} checkpoints: {error}"));
+    let store = open(path).unwrap_or_else(|error| panic!("{permanent} checkpoints: {error}"));
     assert_eq!(std::fs::read_dir(path.join("tmp")).unwrap().count(), 0, "swept");
     let count = check(&store);
     assert_eq!(verified(&store), count);
@@ -55,7 +55,7 @@ fn a_crash_loses_nothing_permanent_and_shows_nothing_half_made() {
     let path = dir.path().join("store");
     std::fs::create_dir(&path).unwrap();
     let recorder = Recorder::new(&path);
-    let store = Store::open_on(&path, recorder.clone()).unwrap();
+    let store = open_on(&path, recorder.clone()).unwrap();
     let mut marks = Vec::new();
     let mut head = None;
     for step in 1..4 {
@@ -92,7 +92,7 @@ fn names_hints_and_images_are_there_after_a_crash_or_were_never_given() {
     let dir = memory_dir();
     let path = dir.path().join("store");
     let first = {
-        let store = Store::open(&path).unwrap();
+        let store = open(&path).unwrap();
         let first = grow(&store, None, 1).unwrap();
         grow(&store, Some(first), 2).unwrap();
         store.set_branch("lab", "side", &first).unwrap();
@@ -101,7 +101,7 @@ fn names_hints_and_images_are_there_after_a_crash_or_were_never_given() {
     let recorder = Recorder::new(&path);
     let mut marks = Vec::new();
     {
-        let store = Store::open_on(&path, recorder.clone()).unwrap();
+        let store = open_on(&path, recorder.clone()).unwrap();
         store.tag("lab", "good", &first).unwrap();
         marks.push(recorder.count());
         store.set_hint(&first, "warm", b"a hint").unwrap();
@@ -114,7 +114,7 @@ fn names_hints_and_images_are_there_after_a_crash_or_were_never_given() {
     }
     assert!(marks.windows(2).all(|pair| pair[0] < pair[1]), "{marks:?}");
     let states = for_each_crash(&recorder, &marks, most(), |passed, path| {
-        let store = Store::open(path).unwrap();
+        let store = open(path).unwrap();
         assert_eq!((check(&store), verified(&store)), (2, 2));
         let tag = store.tags("lab").unwrap().get("good").copied();
         let hint = store.hint(&first, "warm").unwrap();
@@ -146,14 +146,14 @@ fn a_process_builds_on_nothing_that_a_dead_one_left_unsynced() {
         std::fs::create_dir(&path).unwrap();
         let recorder = Recorder::new(&path);
         recorder.die_at(Some(death));
-        let first = Store::open_on(&path, recorder.clone()).and_then(|store| grow(&store, None, 1));
+        let first = open_on(&path, recorder.clone()).and_then(|store| grow(&store, None, 1));
         alive = first.is_ok();
         if alive {
             assert!(death > 20, "{death} operations are not all there must be");
             break;
         }
         recorder.die_at(None);
-        grow(&Store::open_on(&path, recorder.clone()).unwrap(), None, 1).unwrap();
+        grow(&open_on(&path, recorder.clone()).unwrap(), None, 1).unwrap();
         let mut random = Random(death as u64);
         for (number, state) in recorder.crashes(recorder.count(), &mut random, most() / 4).iter().enumerate() {
             let path = dir.path().join(number.to_string());
@@ -170,14 +170,14 @@ fn a_rebuild_may_be_interrupted_again_and_again() {
     let dir = memory_dir();
     let path = dir.path().join("store");
     let first = {
-        let store = Store::open(&path).unwrap();
+        let store = open(&path).unwrap();
         let first = grow(&store, None, 1).unwrap();
         grow(&store, Some(first), 2).unwrap();
         store.tag("lab", "good", &first).unwrap();
         first
     };
     let whole = |path: &Path| {
-        let store = Store::open(path).unwrap();
+        let store = open(path).unwrap();
         assert_eq!((check(&store), verified(&store)), (2, 2));
         assert_eq!(store.tags("lab").unwrap().get("good"), Some(&first), "the tag");
     };
@@ -186,7 +186,7 @@ fn a_rebuild_may_be_interrupted_again_and_again() {
     whole(&path);
     let mut twice = 0;
     let states = for_each_crash(&recorder, &[], most(), |_, path| {
-        match Store::open(path) {
+        match open(path) {
             Err(Error::IndexLost { .. }) => {}
             opened => assert_eq!(check(&opened.unwrap()), 2),
         }
@@ -223,7 +223,7 @@ fn a_removal_and_a_collection_may_be_interrupted_anywhere() {
     let dir = memory_dir();
     let path = dir.path().join("store");
     let ids: Vec<_> = {
-        let store = Store::open(&path).unwrap();
+        let store = open(&path).unwrap();
         let mut head = None;
         let mut grow = |step| *head.insert(grow_by_half(&store, head, step));
         let settled: Vec<_> = (1..4).map(&mut grow).collect();
@@ -237,7 +237,7 @@ fn a_removal_and_a_collection_may_be_interrupted_anywhere() {
     let recorder = Recorder::new(&path);
     let mut marks = Vec::new();
     {
-        let store = Store::open_on(&path, recorder.clone()).unwrap();
+        let store = open_on(&path, recorder.clone()).unwrap();
         let checkpoints = vec![ids[0], ids[2], ids[3]];
         store.remove(&Removal { checkpoints, ..Removal::default() }).unwrap();
         marks.push(recorder.count());
@@ -247,7 +247,7 @@ fn a_removal_and_a_collection_may_be_interrupted_anywhere() {
         assert_eq!(verified(&store), 3);
     }
     let states = for_each_crash(&recorder, &marks, most(), |passed, path| {
-        let store = Store::open(path).unwrap();
+        let store = open(path).unwrap();
         let count = verified(&store);
         assert!(count == 3 || (passed == 0 && count == 6), "{count} checkpoints");
         let told = collect(&store);
@@ -257,7 +257,7 @@ fn a_removal_and_a_collection_may_be_interrupted_anywhere() {
         grow_by_half(&store, Some(ids[5]), 8);
         drop(store);
         assert_eq!(Store::rebuild_index(path).unwrap().checkpoints, count as u64 + 1, "nothing comes back");
-        assert_eq!(verified(&Store::open(path).unwrap()), count + 1);
+        assert_eq!(verified(&open(path).unwrap()), count + 1);
     });
     println!("{} operations, {states} states", recorder.count());
     assert!(states > 20, "{states} states are not all there must be");

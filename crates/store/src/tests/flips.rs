@@ -14,7 +14,7 @@ const SMALL: usize = 4096;
 /// A store with something of everything: packs, settled and fresh entries, a tag, a branch made by hand, a hint, checkpoints removed before and after a
 /// collection, a golden image with the names of its blocks and its id.
 fn sample(path: &Path) {
-    let store = Store::open(path).unwrap();
+    let store = open(path).unwrap();
     let mut head = None;
     let ids: Vec<_> = (1..5).map(|step| *head.insert(grow(&store, head, step).unwrap())).collect();
     store.remove(&Removal { checkpoints: vec![ids[0]], ..Removal::default() }).unwrap();
@@ -44,7 +44,7 @@ fn entries(store: &Store) -> Vec<(usize, Vec<u8>, Vec<u8>)> {
             all.push((number, key.to_vec(), value));
             Ok(true)
         };
-        index.scan(&index.read().unwrap(), db, &[0], each).unwrap();
+        index.scan(&index.read().unwrap(), db, crate::index::ScanFrom::Start, each).unwrap();
     }
     all
 }
@@ -52,7 +52,7 @@ fn entries(store: &Store) -> Vec<(usize, Vec<u8>, Vec<u8>)> {
 /// Whether a store with this file flipped says so.
 fn is_noticed(path: &Path, file: &Path, expected: &[(usize, Vec<u8>, Vec<u8>)], place: &str) -> bool {
     let of_index = file.starts_with(path.join("index"));
-    let store = match Store::open(path) {
+    let store = match open(path) {
         Ok(store) => store,
         Err(error) => {
             assert!(error.to_string().contains(path.to_str().unwrap()), "{place}: {error}");
@@ -82,7 +82,7 @@ fn every_flipped_bit_is_noticed_or_says_nothing() {
     let path = dir.path().join("store");
     sample(&path);
     let expected = {
-        let store = Store::open(&path).unwrap();
+        let store = open(&path).unwrap();
         assert_eq!(store.verify(&VerifyOptions::default(), &mut |_, _| {}).unwrap().damage, []);
         entries(&store)
     };

@@ -27,7 +27,7 @@ fn at_every_operation(medium: &Failing, mut act: impl FnMut() -> crate::Result<(
 fn it_costs_only_the_checkpoint_being_written() {
     let dir = memory_dir();
     let medium = Arc::new(Failing { left: Mutex::new(None) });
-    let store = Store::open_on(dir.path(), medium.clone()).unwrap();
+    let store = open_on(dir.path(), medium.clone()).unwrap();
     let first = grow(&store, None, 1).unwrap();
     let clean = || {
         assert_eq!(check(&store), 1);
@@ -55,13 +55,13 @@ fn a_store_that_could_not_be_made_is_made_the_next_time() {
         || {
             path = fresh();
             left.push(path.clone());
-            grow(&Store::open_on(&path, medium.clone())?, None, 1).map(drop)
+            grow(&open_on(&path, medium.clone())?, None, 1).map(drop)
         },
         || {},
     );
     assert!(operations > 20, "{operations} operations are not all there must be");
     for path in left {
-        let store = Store::open(&path).unwrap();
+        let store = open(&path).unwrap();
         if check(&store) == 0 {
             grow(&store, None, 1).unwrap();
         }
@@ -75,7 +75,7 @@ fn a_rebuild_that_found_no_room_loses_neither_checkpoints_nor_tags() {
     let path = dir.path().join("store");
     let medium = Arc::new(Failing { left: Mutex::new(None) });
     let first = {
-        let store = Store::open(&path).unwrap();
+        let store = open(&path).unwrap();
         let first = grow(&store, None, 1).unwrap();
         grow(&store, Some(first), 2).unwrap();
         store.tag("lab", "good", &first).unwrap();
@@ -83,7 +83,7 @@ fn a_rebuild_that_found_no_room_loses_neither_checkpoints_nor_tags() {
     };
     let operations = at_every_operation(&medium, || Store::rebuild_on(&path, medium.clone()).map(drop), || {});
     assert!(operations > 6, "{operations} operations are not all there must be");
-    let store = Store::open(&path).unwrap();
+    let store = open(&path).unwrap();
     assert_eq!(check(&store), 2);
     assert_eq!(store.tags("lab").unwrap().get("good"), Some(&first));
 }
@@ -92,7 +92,7 @@ fn a_rebuild_that_found_no_room_loses_neither_checkpoints_nor_tags() {
 fn a_collection_that_found_no_room_is_done_by_the_next() {
     let dir = memory_dir();
     let medium = Arc::new(Failing { left: Mutex::new(None) });
-    let store = Store::open_on(dir.path(), medium.clone()).unwrap();
+    let store = open_on(dir.path(), medium.clone()).unwrap();
     let mut head = None;
     let ids: Vec<_> = (1..5).map(|step| *head.insert(grow_by_half(&store, head, step))).collect();
     let removal = Removal { checkpoints: vec![ids[0], ids[2]], ..Removal::default() };

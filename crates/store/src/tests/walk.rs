@@ -25,7 +25,7 @@ fn branches(file: &[u8]) -> Vec<Vec<usize>> {
 fn children_out_of_order_are_noticed_wherever_they_are() {
     let dir = tempfile::tempdir().unwrap();
     {
-        let store = Store::open(dir.path()).unwrap();
+        let store = open(dir.path()).unwrap();
         let mut writer = store.writer().unwrap();
         let changes: Vec<_> = (0..PAGES).map(|i| (i as PageNumber, Some(writer.put_page(&page(i)).unwrap().0))).collect();
         let ram = writer.update_table(&Root::empty(4000), &changes).unwrap();

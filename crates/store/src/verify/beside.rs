@@ -4,7 +4,7 @@ use super::{Kind, Name, Remedy, Verification, VerifyStage};
 use crate::{
     Error, Progress, Result,
     image_names::{self, image_of},
-    index::Location,
+    index::{Location, ScanFrom},
     rebuild::entries,
     removed, seal,
 };
@@ -38,7 +38,7 @@ impl Verification<'_> {
         {
             let read = inner.index.read()?;
             let (mut ids, mut unchecked) = (Vec::new(), Vec::new());
-            inner.index.scan(&read, &inner.index.images, &[0], |key, _| {
+            inner.index.scan(&read, &inner.index.images, ScanFrom::Start, |key, _| {
                 ids.extend(<[u8; 32]>::try_from(key).map(ImageId));
                 Ok(true)
             })?;
@@ -51,7 +51,7 @@ impl Verification<'_> {
             if self.quick {
                 return Ok(());
             }
-            inner.index.scan(&read, &inner.index.pages, &[0], |key, value| {
+            inner.index.scan(&read, &inner.index.pages, ScanFrom::Start, |key, value| {
                 if let (Ok(name), Some(Location::Image { image, block })) = (<[u8; 32]>::try_from(key), Location::decode(value)) {
                     blocks.push((image, block, PageName(name)));
                 }
@@ -101,7 +101,7 @@ impl Verification<'_> {
     /// Files that vouch for themselves do so still.
     pub(super) fn files(&mut self) -> Result<()> {
         let store = &self.store.0.path;
-        if !removed::is_whole(store)? {
+        if !removed::is_whole(store, &self.store.0.sealing)? {
             let detail = "it is not what was written; without it, `rebuild` may bring back checkpoints that were removed";
             self.add(&removed::path(store), None, "list of removed checkpoints".into(), detail.into(), Remedy::Collect);
         }
@@ -110,9 +110,9 @@ impl Verification<'_> {
         paths.sort();
         for path in paths {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-            match image_of(name) {
+            match image_of(name, &self.store.0.sealing) {
                 Some(image) if !self.quick => {
-                    if let Some(offset) = image_names::fault(&path, &image).map_err(Error::io("read", &path))? {
+                    if let Some(offset) = image_names::fault(&path, &image, &self.store.0.sealing).map_err(Error::io("read", &path))? {
                         let detail = "a group of them does not fit its hash, and is not believed".into();
                         self.add(&path, Some(offset), "names of the blocks of a golden image".into(), detail, Remedy::Remove);
                     }

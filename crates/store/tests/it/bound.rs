@@ -57,7 +57,7 @@ fn memory(line: &str) -> u64 {
 #[test]
 fn child() {
     let Some(path) = std::env::var_os(STORE) else { return };
-    let store = Store::open(Path::new(&path)).unwrap();
+    let store = open(Path::new(&path)).unwrap();
     let (over, most, mapped, before) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0), memory("RssAnon:"));
     let look = || {
         most.fetch_max(memory("RssAnon:"), Relaxed);
@@ -90,7 +90,7 @@ fn a_collection_takes_little_memory() {
     let is_long = std::env::var_os("FERMATA_LONG").is_some();
     let (dir, pages) = if is_long { (tempfile::tempdir().unwrap(), 10_000_000) } else { (memory_dir(), 4 * EACH) };
     {
-        let store = Store::open(dir.path()).unwrap();
+        let store = open(dir.path()).unwrap();
         let watch = Instant::now();
         let goes = fill(&store, pages);
         println!("filled in {:.0} s", watch.elapsed().as_secs_f64());

@@ -18,7 +18,7 @@ fn what_is_committed_is_read_back_after_reopening() {
     let path = dir.path().join("store");
     let pages: Vec<(PageNumber, u64)> = (0..100).map(|i| (i * 37, u64::from(i))).collect();
     let (id, root, blob, written) = {
-        let store = Store::open(&path).unwrap();
+        let store = open(&path).unwrap();
         let mut writer = store.writer().unwrap();
         let root = put(&mut writer, &Root::empty(65_536), &pages);
         let blob = writer.put_blob(b"device state").unwrap();
@@ -28,7 +28,7 @@ fn what_is_committed_is_read_back_after_reopening() {
         record.cost.stored_bytes = writer.stored_bytes().unwrap();
         (writer.commit(&record).unwrap(), root, blob, record)
     };
-    let store = Store::open(&path).unwrap();
+    let store = open(&path).unwrap();
     assert_eq!(store.record(&id).unwrap(), written);
     assert_eq!(store.branch("lab", "main").unwrap(), Some(id));
     assert_eq!(store.read_blob(&blob).unwrap(), b"device state");
@@ -46,7 +46,7 @@ fn what_is_committed_is_read_back_after_reopening() {
 #[test]
 fn the_sieve_tells_zero_known_and_new_apart() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let mut writer = store.writer().unwrap();
     assert_eq!(writer.put_page(&[0; PAGE_SIZE]).unwrap(), (ZERO_PAGE, Class::Zero));
     let mut almost_zero = [0; PAGE_SIZE];
@@ -78,7 +78,7 @@ fn the_sieve_tells_zero_known_and_new_apart() {
 #[test]
 fn many_pages_come_in_the_order_in_which_they_lie_and_can_be_stopped() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let mut writer = store.writer().unwrap();
     let names: Vec<_> = (1..=50).map(|seed| writer.put_page(&if seed % 2 == 0 { page(seed) } else { noise(seed) }).unwrap().0).collect();
     writer.commit(&record(None, "main", "")).unwrap();
@@ -107,7 +107,7 @@ fn many_pages_come_in_the_order_in_which_they_lie_and_can_be_stopped() {
 #[test]
 fn a_writer_dropped_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let mut writer = store.writer().unwrap();
     let root = put(&mut writer, &Root::empty(100), &[(1, 1), (2, 2)]);
     writer.stored_bytes().unwrap();
@@ -122,7 +122,7 @@ fn a_writer_dropped_leaves_nothing() {
 #[test]
 fn a_branch_that_somebody_else_moved_refuses_the_commit() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let commit = |parent, branch: &str, message: &str| {
         let mut writer = store.writer().unwrap();
         writer.put_page(&page(message.len() as u64)).unwrap();
@@ -150,7 +150,7 @@ fn a_branch_that_somebody_else_moved_refuses_the_commit() {
 #[test]
 fn limits_are_refused_and_names_checked() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let mut writer = store.writer().unwrap();
     let refused = |result: Result<Root, Error>| assert!(matches!(result, Err(Error::Refused { .. })), "{result:?}");
     let name = writer.put_page(&page(1)).unwrap().0;
@@ -173,29 +173,29 @@ fn only_a_store_or_an_empty_directory_is_opened() {
     let foreign = dir.path().join("foreign");
     std::fs::create_dir(&foreign).unwrap();
     std::fs::write(foreign.join("thesis.tex"), "x").unwrap();
-    assert!(matches!(Store::open(&foreign), Err(Error::Refused { .. })));
+    assert!(matches!(open(&foreign), Err(Error::Refused { .. })));
     assert_eq!(files(&foreign).len(), 1, "nothing was added");
 
     let path = dir.path().join("a/b/store");
-    drop(Store::open(&path).unwrap());
+    drop(open(&path).unwrap());
     for directory in ["", "index", "packs", "tmp", "live"] {
         let mode = std::fs::metadata(path.join(directory)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700, "{directory}");
     }
     std::fs::write(path.join("format"), "fermata store 2\n").unwrap();
-    let error = Store::open(&path).unwrap_err();
+    let error = open(&path).unwrap_err();
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
     for damaged in ["", "fermata store 1", "something else\n", "\u{0}\u{0}"] {
         std::fs::write(path.join("format"), damaged).unwrap();
-        assert!(matches!(Store::open(&path), Err(Error::Corrupt { .. })), "{damaged:?}");
+        assert!(matches!(open(&path), Err(Error::Corrupt { .. })), "{damaged:?}");
     }
 }
 
 #[test]
 fn opening_twice_in_one_process_gives_one_store() {
     let dir = tempfile::tempdir().unwrap();
-    let a = Store::open(dir.path()).unwrap();
-    let b = Store::open(&dir.path().join("packs/..")).unwrap();
+    let a = open(dir.path()).unwrap();
+    let b = open(&dir.path().join("packs/..")).unwrap();
     a.writer().unwrap().commit(&record(None, "main", "")).unwrap();
     assert_eq!(b.records().unwrap().len(), 1);
     // Opened and closed by many threads at once, and always the same to each.
@@ -204,7 +204,7 @@ fn opening_twice_in_one_process_gives_one_store() {
         for _ in 0..8 {
             scope.spawn(|| {
                 for _ in 0..50 {
-                    assert_eq!(Store::open(dir.path()).unwrap().records().unwrap().len(), 1);
+                    assert_eq!(open(dir.path()).unwrap().records().unwrap().len(), 1);
                 }
             });
         }
@@ -215,11 +215,11 @@ fn opening_twice_in_one_process_gives_one_store() {
 fn what_a_dead_writer_left_is_swept_and_what_a_live_one_writes_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
-    drop(Store::open(&path).unwrap());
+    drop(open(&path).unwrap());
     std::fs::write(path.join("tmp/pack-dead"), "half a pack").unwrap();
     let live = std::fs::File::create(path.join("tmp/pack-live")).unwrap();
     live.lock().unwrap();
-    drop(Store::open(&path).unwrap());
+    drop(open(&path).unwrap());
     assert_eq!(files(&path.join("tmp")), [path.join("tmp/pack-live")]);
 }
 

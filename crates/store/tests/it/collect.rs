@@ -54,7 +54,7 @@ fn bytes(path: &Path) -> u64 {
 #[test]
 fn packs_go_when_nothing_in_them_is_needed_and_are_rewritten_when_little_is() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let all = commit(&store, None, "a", "all", &pages(0..200));
     let few = commit(&store, None, "b", "few", &pages(190..210));
     let other = commit(&store, None, "c", "other", &pages(300..400));
@@ -80,7 +80,7 @@ fn packs_go_when_nothing_in_them_is_needed_and_are_rewritten_when_little_is() {
 #[test]
 fn a_pack_that_is_mostly_alive_stays_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let all = commit(&store, None, "a", "all", &pages(0..200));
     let most = commit(&store, None, "b", "most", &pages(0..150));
     remove(&store, &[all]);
@@ -95,7 +95,7 @@ fn a_pack_that_is_mostly_alive_stays_as_it_is() {
     // The record of the removed checkpoint still lies in the pack, and is not brought back.
     std::fs::remove_dir_all(dir.path().join("index")).unwrap();
     assert_eq!(Store::rebuild_index(dir.path()).unwrap().checkpoints, 2);
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     assert!(store.record(&all).is_err());
     collect(&store, &ALL);
     is_whole(&store, &most, &pages(0..150));
@@ -105,7 +105,7 @@ fn a_pack_that_is_mostly_alive_stays_as_it_is() {
 #[test]
 fn what_is_held_stays_until_it_is_let_go() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let id = commit(&store, None, "a", "held", &pages(0..50));
     let hold = store.hold(&id).unwrap();
     let root = store.record(&id).unwrap().parts[0].tables["ram"];
@@ -137,7 +137,7 @@ fn overtaken(store: &Store) -> (Writer, Root) {
 #[test]
 fn a_writer_that_lives_keeps_what_it_found() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let (writer, root) = overtaken(&store);
     let collected = collect(&store, &CollectOptions { wait: false, ..ALL });
     assert_eq!((collected.waiting_for, collected.packs_removed), (1, 0));
@@ -155,7 +155,7 @@ fn a_writer_that_lives_keeps_what_it_found() {
 #[test]
 fn a_collection_waits_for_the_writers_that_were_there() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let (writer, root) = overtaken(&store);
     let (waits, seen) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
@@ -178,8 +178,8 @@ fn a_collection_waits_for_the_writers_that_were_there() {
 fn files_that_nothing_names_go() {
     let dir = tempfile::tempdir().unwrap();
     let (path, other) = (dir.path().join("a"), dir.path().join("b"));
-    commit(&Store::open(&other).unwrap(), None, "a", "x", &pages(0..50));
-    let store = Store::open(&path).unwrap();
+    commit(&open(&other).unwrap(), None, "a", "x", &pages(0..50));
+    let store = open(&path).unwrap();
     let id = commit(&store, None, "a", "y", &pages(0..20));
     let orphan = packs(&other).remove(0);
     let place = path.join("packs").join(orphan.strip_prefix(other.join("packs")).unwrap());
@@ -196,7 +196,7 @@ fn files_that_nothing_names_go() {
 #[test]
 fn a_store_whose_tables_cannot_be_read_is_not_collected_before_they_are_removed() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let id = commit(&store, None, "a", "bad", &pages(0..20));
     let pack = packs(dir.path()).remove(0);
     let good = commit(&store, None, "b", "good", &pages(30..40));
@@ -208,7 +208,7 @@ fn a_store_whose_tables_cannot_be_read_is_not_collected_before_they_are_removed(
     let nodes = content.len() - 64 - 1800;
     content[middle..nodes].fill(0x55);
     std::fs::write(&pack, content).unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let error = store.collect(&ALL, &mut |_, _| {}).unwrap_err();
     assert!(matches!(error, Error::Corrupt { .. }), "{error}");
     remove(&store, &[id]);
@@ -273,7 +273,7 @@ struct Model {
 impl Model {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let store = Some(Store::open(dir.path()).unwrap());
+        let store = Some(open(dir.path()).unwrap());
         let (contents, parents, heads, tags) = Default::default();
         Self { dir, store, alive: Vec::new(), contents, parents, heads, tags, holds: Vec::new(), count: 0 }
     }
@@ -366,7 +366,7 @@ impl Model {
             }
             Operation::Reopen => {
                 self.store = None;
-                self.store = Some(Store::open(self.dir.path()).unwrap());
+                self.store = Some(open(self.dir.path()).unwrap());
             }
             Operation::Rebuild => {
                 self.store = None;
@@ -374,7 +374,7 @@ impl Model {
                 assert_eq!((rebuilt.checkpoints, rebuilt.damaged.len()), (self.alive.len() as u64, 0));
                 // Held or not, what was removed is not in the new index.
                 self.holds.clear();
-                self.store = Some(Store::open(self.dir.path()).unwrap());
+                self.store = Some(open(self.dir.path()).unwrap());
                 for (name, head) in self.store().branches("lab").unwrap() {
                     // A branch that was removed comes back when checkpoints that grew on it are still there.
                     self.heads.entry(name).or_insert(head);
@@ -432,7 +432,7 @@ proptest! {
 #[test]
 fn enough_that_was_removed_is_collected_by_itself() {
     let dir = memory_dir();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let commit = |branch: &str, first: u64, stored_bytes| {
         let mut writer = store.writer().unwrap();
         let all: Vec<_> =

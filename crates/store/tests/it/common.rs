@@ -1,6 +1,10 @@
 //! What the tests of the store share.
 
-use fermata_store::{Cost, Record, Store, Writer};
+#[path = "either.rs"]
+mod either;
+
+pub use either::{is_encrypted, open};
+use fermata_store::{Cost, Encryption, Error, Record, Result, Secret, Store, Writer};
 use fermata_types::*;
 use std::path::{Path, PathBuf};
 

@@ -62,7 +62,7 @@ fn check(store: &Store) -> usize {
 #[test]
 fn child() {
     let (Some(path), Ok(task)) = (std::env::var_os(STORE), std::env::var(TASK)) else { return };
-    let store = Store::open(Path::new(&path)).unwrap();
+    let store = open(Path::new(&path)).unwrap();
     match task.as_str() {
         "collect" => loop {
             store.collect(&ALL, &mut |_, _| {}).unwrap();
@@ -76,7 +76,7 @@ fn child() {
 fn everybody_at_once_and_collectors_that_are_killed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
-    let store = Store::open(&path).unwrap();
+    let store = open(&path).unwrap();
     let mut writers = ["a", "b"].map(|branch| spawn(&path, branch));
     let mut rounds = 0;
     while writers.iter_mut().any(|writer| writer.try_wait().unwrap().is_none()) {
@@ -95,7 +95,7 @@ fn everybody_at_once_and_collectors_that_are_killed() {
     let left: u64 = packs(&path).iter().map(|pack| pack.metadata().unwrap().len()).sum();
     drop(store);
     assert_eq!(Store::rebuild_index(&path).unwrap().checkpoints, 6);
-    let store = Store::open(&path).unwrap();
+    let store = open(&path).unwrap();
     assert_eq!(check(&store), 6);
     // Three checkpoints of 30 pages each on two branches, of 42 contents in all.
     assert!(left < 300_000, "{left} bytes are left");

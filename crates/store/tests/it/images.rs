@@ -1,7 +1,7 @@
 //! Golden images.
 
 use crate::common::*;
-use fermata_store::{Class, Error, ImageReader, Progress, Store};
+use fermata_store::{Class, Error, ImageReader, Progress};
 use fermata_types::*;
 use std::sync::{
     Arc, Mutex,
@@ -55,7 +55,7 @@ fn blocks_of_an_image_are_never_stored() {
     // Larger than one read, with zero blocks and doubles.
     let image = Image::new((0..1500).map(|block| if block % 10 == 0 { 0 } else { block % 1000 }));
     let (name, own) = {
-        let store = Store::open(&path).unwrap();
+        let store = open(&path).unwrap();
         let mut seen = Vec::new();
         store.add_image(ID, image.clone(), &mut |progress| seen.push(progress)).unwrap();
         assert_eq!(seen.last(), Some(&Progress { done: 1500, total: 1500 }));
@@ -76,7 +76,7 @@ fn blocks_of_an_image_are_never_stored() {
         writer.commit(&record).unwrap();
         (name, own)
     };
-    let store = Store::open(&path).unwrap();
+    let store = open(&path).unwrap();
     // Known, but not open.
     assert!(matches!(read(&store, &name), Err(Error::ImageNotOpen { image: ID, .. })));
     assert_eq!(read(&store, &own).unwrap(), page(5000));
@@ -99,7 +99,7 @@ fn blocks_of_an_image_are_never_stored() {
 #[test]
 fn nothing_is_learned_from_an_image_that_changes() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let image = Image::new(1..=100);
     image.seeds.lock().unwrap()[49] = 5000;
     image.written.store(true, Relaxed);
@@ -117,7 +117,7 @@ fn nothing_is_learned_from_an_image_that_changes() {
 #[test]
 fn an_image_that_changed_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let image = Image::new(1..=100);
     store.add_image(ID, image.clone(), &mut |_| {}).unwrap();
     let name = store.writer().unwrap().put_page(&page(50)).unwrap().0;
@@ -136,10 +136,10 @@ fn a_checkpoint_does_not_come_to_depend_on_an_image_that_it_does_not_stand_on() 
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
     let image = Image::new(1..=100);
-    Store::open(&path).unwrap().add_image(ID, image.clone(), &mut |_| {}).unwrap();
+    open(&path).unwrap().add_image(ID, image.clone(), &mut |_| {}).unwrap();
     // Another run, without the image.
     let name = {
-        let store = Store::open(&path).unwrap();
+        let store = open(&path).unwrap();
         let mut writer = store.writer().unwrap();
         let (name, class) = writer.put_page(&page(50)).unwrap();
         assert_eq!(class, Class::New);
@@ -148,7 +148,7 @@ fn a_checkpoint_does_not_come_to_depend_on_an_image_that_it_does_not_stand_on() 
         name
     };
     // And with another image that has the same block.
-    let store = Store::open(&path).unwrap();
+    let store = open(&path).unwrap();
     store.add_image(ImageId([8; 32]), Image::new(40..60), &mut |_| {}).unwrap();
     assert_eq!(read(&store, &name).unwrap(), page(50));
     assert_eq!(store.writer().unwrap().put_page(&page(50)).unwrap().1, Class::Known { distance: 1 });
@@ -157,7 +157,7 @@ fn a_checkpoint_does_not_come_to_depend_on_an_image_that_it_does_not_stand_on() 
 #[test]
 fn an_image_cut_short_is_hashed_again() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let broken = Arc::new(Image { seeds: Mutex::new((1..=1000).collect()), broken: true, ..Image::default() });
     let error = store.add_image(ID, broken, &mut |_| {}).unwrap_err();
     assert!(matches!(error, Error::Io { .. }) && error.to_string().contains("the medium is broken"), "{error}");

@@ -44,7 +44,7 @@ fn grow(store: &Store, parent: Option<CheckpointId>, step: u64) -> Result<Checkp
 
 /// Free pages, branches, large values, tags, branches by hand, hints.
 fn sample(path: &Path) -> Vec<CheckpointId> {
-    let store = Store::open(path).unwrap();
+    let store = open(path).unwrap();
     let mut ids: Vec<CheckpointId> = Vec::new();
     for step in 0..4 {
         ids.push(grow(&store, ids.last().copied(), step).unwrap());
@@ -57,7 +57,7 @@ fn sample(path: &Path) -> Vec<CheckpointId> {
 
 /// Everything is as it was, or an error says that it is not.
 fn read_all(path: &Path) -> Result<()> {
-    let store = Store::open(path)?;
+    let store = open(path)?;
     let records = store.records()?;
     // The newest names everything, and the oldest is quick.
     for (id, record) in records.iter().filter(|(_, record)| [0, 3].contains(&step_of(record))) {
@@ -204,7 +204,7 @@ fn an_index_cut_short_or_foreign_is_refused_with_the_way_out_and_built_again() {
     let original = std::fs::read(&file).unwrap();
     let open = |bytes: &[u8]| {
         std::fs::write(&file, bytes).unwrap();
-        Store::open(&path).map(drop)
+        open(&path).map(drop)
     };
     let mut short = 0;
     for length in (1..original.len()).step_by(original.len() / 40).chain([original.len() - 4096]) {
@@ -226,7 +226,7 @@ fn an_index_cut_short_or_foreign_is_refused_with_the_way_out_and_built_again() {
         let mut holed = original.clone();
         holed[at..at + 4096].fill(0);
         std::fs::write(&file, &holed).unwrap();
-        match Store::open(&path) {
+        match crate::common::open(&path) {
             Ok(store) => unused += store.records().map_or(0, |records| usize::from(records.len() == 4)),
             Err(error) => refused += usize::from(error.to_string().contains("fermata rebuild")),
         }
@@ -248,12 +248,12 @@ fn a_rebuild_takes_tags_out_of_an_index_that_is_damaged_elsewhere() {
         let mut holed = original.clone();
         holed[at..at + 4096].fill(0);
         std::fs::write(&file, &holed).unwrap();
-        if Store::open(&path).is_ok() {
+        if open(&path).is_ok() {
             continue;
         }
         damaged += 1;
         assert_eq!(Store::rebuild_index(&path).unwrap().checkpoints, 4);
-        let store = Store::open(&path).unwrap();
+        let store = open(&path).unwrap();
         let tags = store.tags("lab").unwrap();
         kept += usize::from(tags.get("good") == Some(&ids[1]) && store.branch("lab", "side").unwrap() == Some(ids[2]));
         assert!(tags.is_empty() || tags["good"] == ids[1]);

@@ -6,6 +6,7 @@ mod bound;
 mod checkpoints;
 mod collect;
 mod damage;
+mod encrypted;
 mod housekeeping;
 mod images;
 mod index_damage;

@@ -143,12 +143,12 @@ fn child() {
     let Some(path) = std::env::var_os(STORE) else { return };
     let number = |name| std::env::var(name).unwrap().parse::<u64>().unwrap();
     let mut model = Model::new(number(SEED));
-    let mut store = Store::open(Path::new(&path)).unwrap();
+    let mut store = open(Path::new(&path)).unwrap();
     for step in 0..number(STEPS) {
         model.step(&store);
         if step % 40 == 39 {
             drop(store);
-            store = Store::open(Path::new(&path)).unwrap();
+            store = open(Path::new(&path)).unwrap();
         }
     }
     model.read(&store);
@@ -173,7 +173,7 @@ fn processes_that_remove_and_collect_lose_nothing_of_each_other() {
     let steps = if std::env::var_os("FERMATA_LONG").is_some() { 300 } else { 40 };
     let children = [1, 2, 3].map(|seed| spawn(&path, seed, steps));
     // And two threads of one process beside them.
-    let store = Store::open(&path).unwrap();
+    let store = open(&path).unwrap();
     let run = |seed| {
         let mut model = Model::new(seed);
         (0..steps / 2).for_each(|_| model.step(&store));

@@ -68,7 +68,7 @@ fn check(store: &Store) {
 fn child() {
     let Some(path) = std::env::var_os(STORE) else { return };
     let count = std::env::var(COUNT).unwrap().parse().unwrap();
-    grow(&Store::open(Path::new(&path)).unwrap(), &std::env::var(BRANCH).unwrap(), count);
+    grow(&open(Path::new(&path)).unwrap(), &std::env::var(BRANCH).unwrap(), count);
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn processes_write_at_once_and_each_sees_the_others_pages() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
     let mut children = ["a", "b"].map(|branch| spawn(&path, branch, 15));
-    let store = Store::open(&path).unwrap();
+    let store = open(&path).unwrap();
     grow(&store, "c", 15);
     assert!(children.iter_mut().all(|child| child.wait().unwrap().success()));
     assert_eq!(store.records().unwrap().len(), 45);
@@ -84,7 +84,7 @@ fn processes_write_at_once_and_each_sees_the_others_pages() {
     check(&store);
     drop(store);
     assert_eq!(Store::rebuild_index(&path).unwrap().checkpoints, 45);
-    check(&Store::open(&path).unwrap());
+    check(&open(&path).unwrap());
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn a_killed_writer_loses_nothing_permanent() {
         std::thread::sleep(Duration::from_millis(60 + round * 17));
         child.kill().unwrap();
         child.wait().unwrap();
-        let store = Store::open(&path).unwrap();
+        let store = open(&path).unwrap();
         assert!(files(&path.join("tmp")).is_empty(), "swept");
         let records = store.records().unwrap();
         assert!(records.len() >= last);

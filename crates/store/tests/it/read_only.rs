@@ -14,7 +14,7 @@ fn child() {
     let Some(path) = std::env::var_os(STORE) else { return };
     let path = Path::new(&path);
     assert!(std::fs::write(path.join("x"), "x").is_err(), "it is mounted for reading only");
-    let store = Store::open(path).unwrap();
+    let store = open(path).unwrap();
     let records = store.records().unwrap();
     assert_eq!(records.len(), 1);
     assert_eq!(store.branch("lab", "main").unwrap(), Some(records[0].0));
@@ -49,7 +49,7 @@ fn it_is_read_and_not_written() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
     {
-        let store = Store::open(&path).unwrap();
+        let store = open(&path).unwrap();
         let mut writer = store.writer().unwrap();
         let ram = put(&mut writer, &Root::empty(10), &[(1, 1), (2, 2), (7, 7)]);
         writer.commit(&record_of(None, "main", "", ram)).unwrap();

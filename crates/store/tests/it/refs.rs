@@ -24,7 +24,7 @@ fn missing(result: Result<CheckpointId>) {
 #[test]
 fn checkpoints_are_found_by_what_people_type() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let ids = line(&store, "main", None, 5);
     store.tag("lab", "known-good", &ids[2]).unwrap();
     let find = |text: &str| store.resolve(text, Some("lab"));
@@ -67,7 +67,7 @@ fn checkpoints_are_found_by_what_people_type() {
 #[test]
 fn branches_and_tags_belong_to_their_experiment() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let ids = line(&store, "main", None, 2);
     store.set_branch("lab", "back", &ids[0]).unwrap();
     store.set_branch("lab2", "main", &ids[0]).unwrap();
@@ -89,7 +89,7 @@ fn branches_and_tags_belong_to_their_experiment() {
 #[test]
 fn records_come_parents_first() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let main = line(&store, "main", None, 6);
     let fork = line(&store, "fork", Some(main[2]), 4);
     let records = store.records().unwrap();
@@ -102,7 +102,7 @@ fn records_come_parents_first() {
 #[test]
 fn the_newest_are_found_by_their_age() {
     let dir = memory_dir();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let commit = |experiment: &str, branch: &str, parent, created_ns| {
         let record = Record { experiment: experiment.into(), created_ns, ..record(parent, branch, "") };
         store.writer().unwrap().commit(&record).unwrap()
@@ -121,7 +121,7 @@ fn the_newest_are_found_by_their_age() {
     assert_eq!((newest("lab", 9), store.experiments().unwrap()), (vec![second, side], vec!["l".into(), "lab".into(), "lab.2".into()]));
     drop(store);
     Store::rebuild_index(dir.path()).unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let newest: Vec<_> = store.newest("lab", 9).unwrap().into_iter().map(|(id, _)| id).collect();
     // Packs still have the record of what was removed and not collected; the file beside them does not know of it yet.
     assert_eq!(newest.iter().filter(|id| **id != first).copied().collect::<Vec<_>>(), [second, side]);

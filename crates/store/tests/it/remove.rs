@@ -34,7 +34,7 @@ fn ids(store: &Store) -> Vec<CheckpointId> {
 #[test]
 fn children_of_a_removed_checkpoint_stay_and_find_their_ancestors() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let main = line(&store, "main", None, 6);
     let removal = Removal { dry_run: true, ..checkpoints(&main[1..3]) };
     let told = store.remove(&removal).unwrap();
@@ -64,7 +64,7 @@ fn children_of_a_removed_checkpoint_stay_and_find_their_ancestors() {
 #[test]
 fn a_branch_goes_back_to_what_remains_of_it() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let main = line(&store, "main", None, 4);
     let removed = store.remove(&checkpoints(&main[2..])).unwrap();
     assert_eq!((removed.branches[0].from, removed.branches[0].to), (main[3], Some(main[1])));
@@ -89,7 +89,7 @@ fn a_branch_goes_back_to_what_remains_of_it() {
 #[test]
 fn a_branch_is_removed_down_to_where_others_begin() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let main = line(&store, "main", None, 4);
     let fork = line(&store, "fork", Some(main[1]), 2);
     store.remove(&branch("main")).unwrap();
@@ -103,7 +103,7 @@ fn a_branch_is_removed_down_to_where_others_begin() {
 #[test]
 fn what_is_tagged_goes_only_by_force() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let main = line(&store, "main", None, 3);
     store.tag("lab", "good", &main[1]).unwrap();
     for removal in [checkpoints(&main), branch("main"), Removal { experiments: vec!["lab".into()], ..Removal::default() }] {
@@ -122,7 +122,7 @@ fn what_is_tagged_goes_only_by_force() {
 #[test]
 fn hints_stay_beside_their_checkpoint_and_go_with_it() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let main = line(&store, "main", None, 2);
     store.set_hint(&main[0], "first-touched", b"1 2 3").unwrap();
     store.set_hint(&main[0], "first-touched", b"1 2 4").unwrap();

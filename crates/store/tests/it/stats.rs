@@ -1,13 +1,13 @@
 //! Statistics.
 
 use crate::common::*;
-use fermata_store::{Removal, Stats, Store};
+use fermata_store::{Removal, Stats};
 use fermata_types::*;
 
 #[test]
 fn a_store_tells_what_is_in_it_and_what_was_saved() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     assert_eq!(store.stats(None).unwrap(), Stats { index_bytes: store.stats(None).unwrap().index_bytes, ..Stats::default() });
     let mut parent = None;
     let mut root = Root::empty(1000);

@@ -1,7 +1,7 @@
 //! A RAM or a disk of a checkpoint, read like a file.
 
 use crate::common::*;
-use fermata_store::{Contents, Error, ImageReader, Still, Store};
+use fermata_store::{Contents, Error, ImageReader, Still};
 use fermata_types::*;
 use std::{
     ops::Range,
@@ -74,7 +74,7 @@ fn is(still: &Still, expected: &[u8]) {
 #[test]
 fn a_memory_is_what_its_table_names() {
     let dir = memory_dir();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let mut writer = store.writer().unwrap();
     let pages = [(0, 1), (1, 2), (77, 3), (4095, 4), (4096, 5), (8191, 6), (8268, 7)];
     let root = put(&mut writer, &Root::empty(PAGES), &pages);
@@ -89,7 +89,7 @@ fn a_memory_is_what_its_table_names() {
 #[test]
 fn a_disk_lies_above_its_image() {
     let dir = memory_dir();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let below: Vec<_> = (0..40).map(|nth| (nth * nth % 5000, nth + 100)).collect();
     let image = Arc::new(Image(Mutex::new(content(5000, &below))));
     store.add_image(ID, image.clone(), &mut |_| {}).unwrap();
@@ -119,8 +119,12 @@ fn a_disk_lies_above_its_image() {
 
 #[test]
 fn damage_is_told_where_it_is_and_nowhere_else() {
+    // In a pack that is encrypted nobody finds a page by its bytes.
+    if is_encrypted() {
+        return;
+    }
     let dir = memory_dir();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let mut writer = store.writer().unwrap();
     let noisy: Vec<_> = (0..600).map(|seed| (seed as PageNumber, Some(writer.put_page(&noise(seed)).unwrap().0))).collect();
     let root = writer.update_table(&Root::empty(PAGES), &noisy).unwrap();
@@ -131,7 +135,7 @@ fn damage_is_told_where_it_is_and_nowhere_else() {
     let at = bytes.windows(64).position(|window| *window == noise(300)[..64]).expect("noise is stored as it is");
     bytes[at] ^= 1;
     std::fs::write(&pack, bytes).unwrap();
-    let still = Still::new(Store::open(dir.path()).unwrap(), root, BYTES);
+    let still = Still::new(open(dir.path()).unwrap(), root, BYTES);
     let mut page = [0; PAGE_SIZE];
     assert!(matches!(still.read_page(300, &mut page), Err(Error::Corrupt { .. })));
     assert!(matches!(still.for_each_piece(&mut |_, _| Ok(())), Err(Error::Corrupt { .. })));
@@ -142,7 +146,7 @@ fn damage_is_told_where_it_is_and_nowhere_else() {
 #[test]
 fn who_has_seen_enough_ends_it() {
     let dir = memory_dir();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let mut writer = store.writer().unwrap();
     let root = put(&mut writer, &Root::empty(PAGES), &[(0, 1), (5000, 2)]);
     writer.commit(&record_of(None, "main", "", root)).unwrap();

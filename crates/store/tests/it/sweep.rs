@@ -48,7 +48,7 @@ struct Sample {
 
 /// Two packs and an image of pages that do not compress; a fifth of them is wanted twice.
 fn sample(path: &Path) -> Sample {
-    let store = Store::open(path).unwrap();
+    let store = open(path).unwrap();
     let image = Arc::new(Image { changed: Mutex::default() });
     store.add_image(IMAGE, image.clone(), &mut |_| {}).unwrap();
     let mut pages = Vec::new();
@@ -132,6 +132,10 @@ fn it_ends_early_when_told_to() {
 
 #[test]
 fn one_damaged_page_among_many_gives_its_error() {
+    // In a pack that is encrypted nobody finds a page by its bytes.
+    if is_encrypted() {
+        return;
+    }
     let dir = memory_dir();
     let sample = sample(dir.path());
     let (damaged, seed) = sample.pages[PAGES as usize + 700];
@@ -192,7 +196,7 @@ fn a_panic_in_any_thread_is_passed_on() {
 #[test]
 fn what_lies_in_a_frame_comes_along() {
     let dir = memory_dir();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let mut root = Root::empty(100);
     // A frame has sixteen pages: 0 to 15, 16 to 31, and in a pack of its own 40 alone. Between them lies nothing, and one page is another's.
     for pages in [0..33, 40..41] {

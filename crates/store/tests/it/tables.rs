@@ -77,7 +77,7 @@ proptest! {
         let mut parent = None;
         for (step, changes) in steps.iter().enumerate() {
             // Reopened each time: nothing may hang on what is cached.
-            let store = Store::open(&path).unwrap();
+            let store = open(&path).unwrap();
             let mut writer = store.writer().unwrap();
             let (base, mut model) = states.last().unwrap().clone();
             // In two parts, so that the second stands on a table that is not yet committed.
@@ -90,7 +90,7 @@ proptest! {
             parent = Some(writer.commit(&record_of(parent, "main", &step.to_string(), root)).unwrap());
             states.push((root, model));
         }
-        let store = Store::open(&path).unwrap();
+        let store = open(&path).unwrap();
         for (root, model) in &states {
             prop_assert_eq!(&listed(&store, root), model);
             for page in model.keys().flat_map(|page| [page.saturating_sub(1), *page, page.saturating_add(1)]) {
@@ -114,7 +114,7 @@ proptest! {
     #[test]
     fn tables_of_different_sizes_are_compared_too((pages, steps) in tables(), (other_pages, other_steps) in tables()) {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path()).unwrap();
+        let store = open(dir.path()).unwrap();
         let mut writer = store.writer().unwrap();
         let (mut a, mut b) = (Model::new(), Model::new());
         apply(&mut a, &steps[0]);
@@ -136,14 +136,14 @@ fn a_few_changes_in_many_leaves_cost_little_and_stay_readable_at_any_depth() {
     let mut root;
     let mut parent;
     {
-        let store = Store::open(&path).unwrap();
+        let store = open(&path).unwrap();
         let mut writer = store.writer().unwrap();
         root = writer.update_table(&Root::empty(pages.into()), &all).unwrap();
         parent = writer.commit(&record_of(None, "main", "full", root)).unwrap();
     }
     let mut cost = Vec::new();
     for step in 0..40u32 {
-        let store = Store::open(&path).unwrap();
+        let store = open(&path).unwrap();
         let mut writer = store.writer().unwrap();
         // Four pages in each leaf.
         let changes: Vec<_> = (0..pages)
@@ -159,7 +159,7 @@ fn a_few_changes_in_many_leaves_cost_little_and_stay_readable_at_any_depth() {
     assert!(cost[0] < full / 10, "the first change cost {} of {full}", cost[0]);
     let mean = cost.iter().sum::<u64>() / cost.len() as u64;
     assert!(mean < full / 3, "a change cost {mean} of {full} at the mean: {cost:?}");
-    assert_eq!(listed(&Store::open(&path).unwrap(), &root), model);
+    assert_eq!(listed(&open(&path).unwrap(), &root), model);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn a_base_is_found_full_even_if_somebody_else_stored_it_as_a_delta_meanwhile() {
         all.extend(changes.iter().map(|(page, seed)| (*page, Some(name(*seed)))));
         flat(&all)
     };
-    let store = Store::open(&path).unwrap();
+    let store = open(&path).unwrap();
     let mut writer = store.writer().unwrap();
     let old = writer.update_table(&Root::empty(512), &with(&[])).unwrap();
     writer.commit(&record(None, "first", "")).unwrap();
@@ -186,7 +186,7 @@ fn a_base_is_found_full_even_if_somebody_else_stored_it_as_a_delta_meanwhile() {
     b.commit(&record(None, "b", "")).unwrap();
     drop(store);
     let check = || {
-        let store = Store::open(&path).unwrap();
+        let store = open(&path).unwrap();
         assert_eq!(store.lookup(&above, 7).unwrap(), Some(name(250)));
         assert_eq!(store.lookup(&above, 8).unwrap(), Some(name(251)));
         assert_eq!(listed(&store, &full).len(), 400);

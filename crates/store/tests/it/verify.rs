@@ -15,7 +15,7 @@ fn verify(store: &Store, quick: bool) -> Report {
 
 /// Three checkpoints that share pages, and nodes as deltas; the second one's RAM is other than the first one's in few pages.
 fn sample(path: &Path) -> Vec<CheckpointId> {
-    let store = Store::open(path).unwrap();
+    let store = open(path).unwrap();
     let mut parent = None;
     let mut root = Root::empty(1000);
     let steps: [&[u64]; 3] = [&[0, 40], &[10, 14], &[600, 620]];
@@ -74,7 +74,7 @@ fn reported(report: &Report) -> (Touched, BTreeSet<CheckpointId>) {
 fn a_store_that_is_whole_has_no_damage() {
     let dir = tempfile::tempdir().unwrap();
     let ids = sample(dir.path());
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let report = verify(&store, false);
     assert_eq!(report.damage, []);
     assert_eq!((report.packs, report.checkpoints, report.pages, report.orphans), (3, 3, 64, 0));
@@ -102,21 +102,22 @@ fn damage_is_traced_to_the_pages_that_it_touches() {
             let mut flipped = content.clone();
             flipped[at] ^= 1 << (at % 8);
             std::fs::write(&pack, flipped).unwrap();
-            let store = Store::open(&path).unwrap();
+            let store = open(&path).unwrap();
             let (report, lost) = (verify(&store, false), unreadable(&store));
             assert_eq!(reported(&report), lost, "byte {at} of {}: {report:?}", pack.display());
             assert!(!report.damage.is_empty(), "byte {at} of {} was not noticed", pack.display());
             // Some bits of compressed data mean nothing, and the checksum guards itself.
             let is_harmless = lost == Default::default();
             let remedy = if is_harmless { Remedy::Nothing } else { Remedy::Restore };
-            let known =
-                |damage: &fermata_store::Damage| damage.path == pack && (damage.remedy == remedy || damage.remedy == Remedy::Restore);
+            // A chunk that cannot be decrypted may have a frame in it that nobody needs.
+            let beside = if is_encrypted() { Remedy::Collect } else { Remedy::Restore };
+            let known = |damage: &fermata_store::Damage| damage.path == pack && [remedy, Remedy::Restore, beside].contains(&damage.remedy);
             assert!(report.damage.iter().all(known), "byte {at}: {report:?}");
             *(if report.damage[0].remedy == Remedy::Nothing { &mut harmless } else { &mut harmful }) += 1;
         }
         std::fs::write(&pack, content).unwrap();
     }
-    assert!(harmful > 50 && harmless > 0, "{harmful} and {harmless}");
+    assert!(harmful > 50 && (harmless > 0 || is_encrypted()), "{harmful} and {harmless}");
 }
 
 /// Removes the first of three checkpoints, and has every pack rewritten that something dead lies in.
@@ -128,6 +129,10 @@ fn rewrite(store: &Store, ids: &[CheckpointId]) {
 
 #[test]
 fn a_flip_that_harms_no_object_is_named_and_goes_when_the_pack_is_rewritten() {
+    // In a pack that is encrypted nobody can change a byte so that it means anything else.
+    if is_encrypted() {
+        return;
+    }
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
     let ids = sample(&path);
@@ -137,7 +142,7 @@ fn a_flip_that_harms_no_object_is_named_and_goes_when_the_pack_is_rewritten() {
     let sum = content.len() - 12;
     content[sum] ^= 1;
     std::fs::write(&pack, content).unwrap();
-    let store = Store::open(&path).unwrap();
+    let store = open(&path).unwrap();
     let report = verify(&store, false);
     assert_eq!((report.damage.len(), &report.damage[0].path, report.damage[0].remedy), (1, &pack, Remedy::Nothing));
     assert!(report.damage[0].touches.is_empty() && unreadable(&store) == Default::default());
@@ -147,6 +152,10 @@ fn a_flip_that_harms_no_object_is_named_and_goes_when_the_pack_is_rewritten() {
 
 #[test]
 fn packs_of_the_version_without_a_checksum_are_read_and_counted_until_they_are_rewritten() {
+    // In a pack that is encrypted nobody can change a byte so that it means anything else.
+    if is_encrypted() {
+        return;
+    }
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
     let ids = sample(&path);
@@ -158,7 +167,7 @@ fn packs_of_the_version_without_a_checksum_are_read_and_counted_until_they_are_r
         content[trailer + 52..trailer + 56].fill(0);
         std::fs::write(&pack, content).unwrap();
     }
-    let store = Store::open(&path).unwrap();
+    let store = open(&path).unwrap();
     let report = verify(&store, false);
     assert_eq!((report.damage, report.packs_unguarded), (vec![], 3));
     assert_eq!(unreadable(&store), Default::default());
@@ -181,7 +190,7 @@ fn a_pack_that_is_gone_or_cut_short_is_named_with_what_it_touches() {
                 None => std::fs::remove_file(&pack).unwrap(),
                 Some(length) => std::fs::write(&pack, &content[..length]).unwrap(),
             }
-            let store = Store::open(&path).unwrap();
+            let store = open(&path).unwrap();
             let (report, lost) = (verify(&store, false), unreadable(&store));
             assert_eq!(report.damage.len(), 1, "{length:?}: {report:?}");
             assert_eq!((&report.damage[0].path, report.damage[0].remedy), (&pack, Remedy::Restore));
@@ -200,7 +209,7 @@ fn what_nobody_needs_is_left_to_a_collection() {
     let mut content = std::fs::read(&pack).unwrap();
     content[100] ^= 1;
     std::fs::write(&pack, content).unwrap();
-    let store = Store::open(&path).unwrap();
+    let store = open(&path).unwrap();
     assert_eq!(verify(&store, false).damage[0].remedy, Remedy::Restore);
     store.remove(&Removal { checkpoints: ids, ..Removal::default() }).unwrap();
     let report = verify(&store, false);
@@ -227,7 +236,7 @@ impl ImageReader for Image {
 fn a_golden_image_that_is_open_is_read_too() {
     const ID: ImageId = ImageId([3; 32]);
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = open(dir.path()).unwrap();
     let image = Arc::new(Image(Mutex::new((500..540).collect())));
     store.add_image(ID, image.clone(), &mut |_| {}).unwrap();
     let mut writer = store.writer().unwrap();
@@ -243,6 +252,6 @@ fn a_golden_image_that_is_open_is_read_too() {
     let touched = &report.damage[0].touches[0];
     assert_eq!((touched.checkpoint, touched.pages.as_slice()), (id, [(700, 700)].as_slice()));
     drop(store);
-    let report = verify(&Store::open(dir.path()).unwrap(), false);
+    let report = verify(&open(dir.path()).unwrap(), false);
     assert_eq!((report.damage, report.images_unchecked), (vec![], vec![ID]));
 }

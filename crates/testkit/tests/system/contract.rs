@@ -315,7 +315,7 @@ fn a_guest_may_power_off(cli: &Cli, second: &Value) {
 #[test]
 fn a_machine_on_the_command_line_alone() {
     let cli = Cli::new();
-    let paths = [cli.disk(), guests::file("vmlinuz"), guests::file("tiny.cpio.gz")].map(|path| path.display().to_string());
+    let paths = [cli.disk(), guests::file("vmlinuz"), guests::file("tiny.cpio")].map(|path| path.display().to_string());
     let [image, kernel, initrd] = paths.each_ref().map(String::as_str);
     let cmdline = "console=ttyS0 quiet no_timer_check panic=-1 fermata.run=tick fermata.disk=rw";
     let direct = ["--kernel", kernel, "--initrd", initrd, "--cmdline", cmdline, "--memory", "192M", "--disk", "64M", "--every", "1s"];

@@ -9,6 +9,7 @@ mod damage_cli;
 mod debian;
 mod deterministic;
 mod differences;
+mod encrypted;
 mod exports;
 mod failures;
 mod free_pages;

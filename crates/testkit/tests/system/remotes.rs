@@ -6,7 +6,7 @@ use fermata_testkit::{
     guests,
 };
 use serde_json::Value;
-use std::{fs, path::Path, time::Duration};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
 
 const SOON: Duration = Duration::from_secs(120);
 
@@ -97,17 +97,38 @@ fn a_machine_goes_on_from_a_copy() {
     assert!(array(&here.json(&["verify"])["damage"]).is_empty());
 }
 
+/// Stands in for `ssh`: another host is this one, and its shell finds the same program.
+fn ssh(cli: &mut Cli) {
+    let (path, program) = (cli.path().join("ssh"), cli.command(&[""; 0]).get_program().to_owned());
+    let directory = Path::new(&program).parent().expect("it lies in a directory").display().to_string();
+    let script = format!("#!/bin/sh\n[ \"$1\" = -T ] || exit 9\nfor command; do :; done\nPATH={directory}:$PATH exec sh -c \"$command\"\n");
+    fs::write(&path, script).expect("room for a script");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    cli.set("FERMATA_SSH", path);
+}
+
 #[test]
 fn a_push_that_is_killed_goes_on() {
-    let (here, there) = (Cli::new(), Cli::new());
-    let place = here.path().join("place");
-    let address = place.to_str().expect("a name in UTF-8");
+    let mut here = Cli::new();
+    ssh(&mut here);
     here.write("machine.yaml", &guests::tiny("copied", "fermata.run=selfcheck:64:4", ""));
     here.ok(&["up", "machine.yaml"]);
     await_that("it works", SOON, || here.console("main").contains("selfcheck round"));
     here.checkpoint("one");
     here.ok(&["down"]);
-    here.ok(&["remote", "add", "place", address, "--plain"]);
+    for kind in ["", "ssh://me@elsewhere:2222"] {
+        let place = here.path().join(format!("it's a place{}", kind.len()));
+        killed_and_gone_on(&here, &format!("{kind}{}", place.display()), &place);
+    }
+    here.fails(&["push", "nowhere"], 1, &["nowhere", "there is place"]);
+    here.set("FERMATA_SSH", "/bin/false");
+    here.fails(&["push", "ssh://elsewhere/place", "-e", "copied"], 1, &["/bin/false elsewhere ended: exit status: 1"]);
+}
+
+fn killed_and_gone_on(here: &Cli, address: &str, place: &Path) {
+    let mut there = Cli::new();
+    ssh(&mut there);
+    here.ok(&["remote", "add", &format!("place{}", address.len()), address, "--plain"]);
     let mut push = here.command(&["push", address, "--limit", "8M", "-e", "copied"]).spawn().expect("it begins");
     await_that("a pack is there", SOON, || bytes(&place.join("packs")) > 20 << 20);
     kill(push.id().into());
@@ -118,7 +139,6 @@ fn a_push_that_is_killed_goes_on() {
     let all = bytes(&place.join("packs"));
     assert!(count(&pushed["bytes"]) + sent / 2 < all, "{pushed}: {sent} were there, and {all} are now");
     assert_eq!(count(&there.json(&["pull", address])["checkpoints"]), 1);
-    assert_eq!(ids(&there), ids(&here));
+    assert_eq!(ids(&there), ids(here));
     assert!(array(&there.json(&["verify"])["damage"]).is_empty());
-    here.fails(&["push", "nowhere"], 1, &["nowhere", "there is place"]);
 }

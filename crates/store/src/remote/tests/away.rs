@@ -8,33 +8,6 @@ use std::{sync::mpsc::RecvTimeoutError, time::Duration};
 const A_WHILE: Duration = Duration::from_millis(600);
 const SOON: Duration = Duration::from_secs(60);
 
-impl Remote for Arc<Place> {
-    fn get(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
-        (**self).get(name, most)
-    }
-    fn tail(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
-        (**self).tail(name, most)
-    }
-    fn range(&self, name: &str, from: u64, length: u64) -> io::Result<Option<Vec<u8>>> {
-        (**self).range(name, from, length)
-    }
-    fn put(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
-        (**self).put(name, bytes)
-    }
-    fn swap(&self, name: &str, before: Option<&[u8]>, bytes: Vec<u8>) -> io::Result<bool> {
-        (**self).swap(name, before, bytes)
-    }
-    fn remove(&self, name: &str) -> io::Result<()> {
-        (**self).remove(name)
-    }
-    fn unique(&self) -> io::Result<[u8; 16]> {
-        (**self).unique()
-    }
-    fn list(&self, prefix: &str) -> io::Result<Vec<(String, u64)>> {
-        (**self).list(prefix)
-    }
-}
-
 /// A store with a history that is on a remote, too.
 struct Scene {
     here: tempfile::TempDir,

@@ -181,7 +181,7 @@ fn fetching_an_image_may_fail_at_any_step() {
             let pulled = {
                 place.fail_after((!on_disk).then_some(steps));
                 let medium = Arc::new(Failing::after(on_disk.then_some(steps)));
-                Store::open_on(there.path(), medium).and_then(|to| pull_both(&to, &place, &id, &image_id))
+                open_on(there.path(), medium).and_then(|to| pull_both(&to, &place, &id, &image_id))
             };
             place.fail_after(None);
             let to = store(there.path());

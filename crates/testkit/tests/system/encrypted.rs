@@ -1,0 +1,48 @@
+//! A machine whose checkpoints are in an encrypted store. About half a minute.
+
+use fermata_testkit::{Cli, cli::array, guests};
+use std::{fs, path::Path};
+
+const WORDS: &str = "correct horse battery staple";
+
+/// The environments of all QEMUs whose command lines name this directory.
+fn environments(run_root: &Path) -> Vec<Vec<u8>> {
+    let name = run_root.to_str().expect("a name in UTF-8");
+    let processes = fs::read_dir("/proc").expect("it is there").flatten();
+    let of_ours = processes.filter(|process| {
+        let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).into_owned();
+        line.split('\0').next().is_some_and(|program| program.contains("qemu")) && line.contains(name)
+    });
+    of_ours.filter_map(|process| fs::read(process.path().join("environ")).ok()).collect()
+}
+
+#[test]
+fn a_machine_goes_back_in_an_encrypted_store() {
+    let mut cli = Cli::new();
+    cli.set("FERMATA_STORE_PASSPHRASE", WORDS);
+    cli.write("machine.yaml", &guests::tiny("sealed", "fermata.run=tick fermata.disk=rw", ""));
+    cli.fails(&["up", "machine.yaml"], 1, &["fermata init"]);
+    cli.ok(&["init", "--passphrase"]);
+    cli.ok(&["up", "machine.yaml"]);
+    cli.shell("m1", "echo before > /tmp/word; echo before > /disk/word; sync");
+    let id = cli.checkpoint("before");
+    cli.shell("m1", "echo after > /tmp/word; echo after > /disk/word; sync");
+    cli.checkpoint("after");
+    cli.ok(&["goto", &id]);
+    assert_eq!(cli.shell("m1", "cat /tmp/word /disk/word"), "before\nbefore");
+    let environments = environments(cli.run_root());
+    assert!(!environments.is_empty(), "it runs under QEMU");
+    let is_told = |environment: &Vec<u8>| environment.windows(WORDS.len()).any(|window| window == WORDS.as_bytes());
+    assert!(!environments.iter().any(is_told), "QEMU was told the passphrase");
+    cli.ok(&["down"]);
+    assert!(array(&cli.json(&["verify"])["damage"]).is_empty());
+    cli.unset("FERMATA_STORE_PASSPHRASE");
+    cli.fails(&["goto", &id, "-e", "sealed"], 1, &["FERMATA_STORE_PASSPHRASE"]);
+    cli.set("FERMATA_STORE_PASSPHRASE", "wrong horse");
+    cli.fails(&["goto", &id, "-e", "sealed"], 1, &["this is not the passphrase"]);
+    cli.set("FERMATA_STORE_PASSPHRASE", WORDS);
+    cli.ok(&["goto", &id, "-e", "sealed"]);
+    assert_eq!(cli.shell("m1", "cat /tmp/word /disk/word"), "before\nbefore");
+    cli.ok(&["down"]);
+}
