@@ -30,11 +30,11 @@ pub fn tiny(name: &str, run: &str, more: &str) -> String {
 
 /// Several of them: the name of each, what it runs, and more lines for its node.
 pub fn several(name: &str, memory_mib: u32, machines: &[(&str, &str, &str)]) -> String {
-    several_of("tiny.cpio.gz", name, memory_mib, machines)
+    several_of("tiny.cpio", name, memory_mib, machines)
 }
 
 /// The initramfs of the busybox guest with services of Debian's.
-pub const SERVICES: &str = "services.cpio.gz";
+pub const SERVICES: &str = "services.cpio";
 
 /// The same from another initramfs that is made of the busybox guest.
 pub fn several_of(initrd: &str, name: &str, memory_mib: u32, machines: &[(&str, &str, &str)]) -> String {
@@ -57,7 +57,7 @@ pub fn generic(name: &str, run: &str, more: &str) -> String {
 
 /// The same from a directory below the guests' own: another kernel's.
 pub fn busybox(name: &str, directory: &str, run: &str, more: &str) -> String {
-    let (kernel, initrd) = (file(&format!("{directory}vmlinuz")), file(&format!("{directory}tiny.cpio.gz")));
+    let (kernel, initrd) = (file(&format!("{directory}vmlinuz")), file(&format!("{directory}tiny.cpio")));
     format!(
         "name: {name}\nnodes:\n  m1:\n    memory: 256M\n    kernel: {}\n    initrd: {}\n    cmdline: console=ttyS0 quiet no_timer_check panic=-1 {run}\n{more}",
         kernel.display(),

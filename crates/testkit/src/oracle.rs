@@ -1,6 +1,7 @@
 //! All of a machine at one instant, looked at the plain way: the RAM file as a whole, every block of every disk, the device state as QEMU writes it.
 
 use fermata_experiment::{Body, MachineBody};
+use fermata_store::Record;
 use fermata_types::{PAGE_SIZE, PageName, PageSet, ZERO_PAGE};
 use fermata_vm::free::free_now;
 
@@ -42,24 +43,33 @@ impl Snapshot {
 
     /// Where two machines differ, in words; empty when they are identical.
     pub fn differences(&self, other: &Self) -> Vec<String> {
-        self.differences_beside(other, &PageSet::new())
+        self.differences_but(other, &PageSet::new(), |_| 0)
     }
 
-    /// The same, but these pages of RAM, free in this machine, may be zero in the other.
-    pub fn differences_beside(&self, other: &Self, free: &PageSet) -> Vec<String> {
+    /// The same, but for what a checkpoint of this machine may leave out: pages that are free in it may be zero in the other, and as many blocks of a disk may
+    /// differ as its file system had freed.
+    pub fn differences_beside(&self, other: &Self, record: &Record) -> Vec<String> {
+        let of_disk = |index: usize| format!("/disk{index}");
+        let freed = |index| record.cost.parts.iter().filter(|(part, _)| part.ends_with(&of_disk(index))).map(|(_, pages)| pages.free).sum();
+        self.differences_but(other, &self.free, freed)
+    }
+
+    fn differences_but(&self, other: &Self, free: &PageSet, freed: impl Fn(usize) -> u64) -> Vec<String> {
         let mut ram = self.ram.clone();
         for page in free {
             if other.ram.get(page as usize) == Some(&ZERO_PAGE) {
                 ram[page as usize] = ZERO_PAGE;
             }
         }
-        let pages = [("RAM".to_owned(), &ram, &other.ram)];
-        let disks = self.disks.iter().zip(&other.disks).enumerate().map(|(index, (a, b))| (format!("disk {index}"), a, b));
+        let pages = [("RAM".to_owned(), &ram, &other.ram, 0)];
+        let disks = self.disks.iter().zip(&other.disks).enumerate();
+        let disks = disks.map(|(index, (a, b))| (format!("disk {index}"), a, b, freed(index)));
         let mut found = Vec::new();
-        for (what, a, b) in pages.into_iter().chain(disks) {
+        for (what, a, b, may) in pages.into_iter().chain(disks) {
             let differing = differing(a, b);
-            if !differing.is_empty() {
-                found.push(format!("{what}: {} pages differ, the first are {:?}", differing.len(), &differing[..differing.len().min(8)]));
+            if differing.len() as u64 > may {
+                let first = &differing[..differing.len().min(8)];
+                found.push(format!("{what}: {} pages differ, where {may} may, the first are {first:?}", differing.len()));
             }
         }
         if self.devices != other.devices {

@@ -34,7 +34,7 @@ impl Stock {
     /// The busybox guest, with what it runs.
     pub fn tiny(memory_mib: u32, run: &str) -> Self {
         let cmdline = format!("console=ttyS0 quiet no_timer_check panic=-1 fermata.disk=none fermata.run={run}");
-        Self { memory_mib, kernel: "vmlinuz", initrd: "tiny.cpio.gz", image: None, cmdline }
+        Self { memory_mib, kernel: "vmlinuz", initrd: "tiny.cpio", image: None, cmdline }
     }
 
     /// The Debian guest.

@@ -121,7 +121,7 @@ fn what_is_not_free_comes_back_as_it_was() {
         // Read at once from the memory that stood still, and behind the guest from what was captured: the same.
         assert_eq!(record.cost.composition["m1"].of(Use::Free), original.free.len(), "{:?}", record.cost.composition);
         let copy = Snapshot::of(&bench.arrive("copy", &id, &record, PAUSED).body());
-        let differences = original.differences_beside(&copy, &original.free);
+        let differences = original.differences_beside(&copy, &record);
         assert!(differences.is_empty(), "instant {number}: {differences:?}");
         let kept = original.free.iter().filter(|page| copy.ram[*page as usize] != ZERO_PAGE).count();
         assert_eq!(kept, 0, "instant {number}: free pages that are not zero");

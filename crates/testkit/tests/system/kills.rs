@@ -185,7 +185,7 @@ fn whoever_is_killed_checkpoints_stay_whole_and_nothing_stays_behind() {
 fn whoever_is_killed_machines_agree_with_each_other_at_every_checkpoint() {
     let runs = |runs: &str, host: u8| format!("fermata.run={runs} fermata.ip=eth1:10.0.0.{host}/24");
     let [a, b, c] = [runs("wire:listen", 1), runs("wire:listen,wire:send:10.0.0.1:100", 2), runs("wire:send:10.0.0.2:100", 3)];
-    let nodes = guests::several("agree", 96, &[("a", &a, ""), ("b", &b, ""), ("c", &c, "")]);
+    let nodes = guests::several("agree", 128, &[("a", &a, ""), ("b", &b, ""), ("c", &c, "")]);
     let spec = format!("{nodes}links:\n  - lan: all\n    endpoints: [\"a:eth1\", \"b:eth1\", \"c:eth1\"]\n    delay: 5ms\n");
     let says = &[("a", "wire heard"), ("b", "wire heard"), ("b", "wire sent"), ("c", "wire sent")];
     Kills::up(Cli::new(), "agree", &spec, says).rounds(2);

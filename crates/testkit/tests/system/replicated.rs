@@ -14,7 +14,7 @@ use fermata_testkit::{
 use std::{env, time::Duration};
 
 const BOOT: Duration = Duration::from_secs(240);
-const MEMORY_MIB: u32 = 160;
+const MEMORY_MIB: u32 = 192;
 /// Between two checkpoints, so that there is always something under way.
 const BETWEEN: Duration = Duration::from_millis(200);
 /// Writes that the client does before it is looked at again.
