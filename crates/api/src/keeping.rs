@@ -13,7 +13,7 @@ use crate::{
     service::Service as _,
     spec::{CaptureMode, CaptureOptions, FreePages, Keep, Spec, TrackerChoice},
     swapping,
-    values::{Activity, Ended, Experiment, ExperimentState, GotoRequest, Problem, Reached, Resumed, When},
+    values::{Activity, DownRequest, Ended, Experiment, ExperimentState, GotoRequest, Problem, Reached, Resumed, When},
 };
 use fermata_experiment::{Host, Journey};
 use fermata_linux::{clock::Stopwatch, lock::FileLock};
@@ -71,6 +71,8 @@ const STARTING_MAX: Duration = Duration::from_secs(10);
 /// How long a keeper that does not answer may hold its lock until it is taken for one that lives.
 const LEAVING_MAX: Duration = Duration::from_secs(1);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
+/// A keeper that was told to end needs this long at most to clear its things away.
+const ENDING_MAX: Duration = Duration::from_secs(15);
 
 /// How a keeper's beginning went.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -308,10 +310,12 @@ fn live(run_dir: &Path, born: &mut dyn FnMut(Birth)) -> Result<(), Problem> {
     })
     .map_err(|error| Problem::new(format!("cannot watch for signals: {error}")))?;
     let result = begin(run_dir, over);
-    let (_lock, keeper, servers) = match result {
+    let (keeper, servers) = match result {
         Ok((lock, keeper, servers, birth)) => {
             born(birth);
-            (lock, keeper, servers)
+            // Whoever waits for its end waits for that of the process.
+            std::mem::forget(lock);
+            (keeper, servers)
         }
         Err(problem) => {
             born(Birth::Problem(problem.clone()));
@@ -401,6 +405,19 @@ pub fn bury(experiment: &str) -> Result<Ended, Problem> {
     let runs = last_known(&run_dir).map(|known| known.runs.into_iter().map(|run| run.name).collect()).unwrap_or_default();
     clear(&run_dir).map_err(|error| Problem::new(format!("cannot clear {}: {error}", run_dir.display())))?;
     Ok(Ended { experiment: experiment.to_owned(), runs })
+}
+
+/// Ends a run, or an experiment with all its runs. A keeper that ended with it is gone then, and has left its place to the next.
+pub fn end(keeper: &Client, experiment: &str, run: Option<String>) -> Result<Ended, Problem> {
+    // Opened before the keeper removes it.
+    let lock = FileLock::watch(&paths::lock(&paths::run_dir(experiment)));
+    let all = run.is_none();
+    let ended = keeper.down(DownRequest { run })?;
+    // A keeper that ends with its last run may still answer for a moment.
+    if (all || keeper.status().map_or(true, |experiment| experiment.runs.is_empty())) && !lock.free_within(ENDING_MAX) {
+        tracing::warn!("the keeper of {experiment} has ended its machines, and does not end itself; `fermata ls` shows what it does");
+    }
+    Ok(ended)
 }
 
 /// The keeper of a living experiment.

@@ -16,7 +16,7 @@ use std::{
 };
 
 pub use crate::{
-    keeping::{UpRequest, bury, client, experiments, keep, revive, up, up_in_foreground},
+    keeping::{UpRequest, bury, client, end, experiments, keep, revive, up, up_in_foreground},
     paths::run_root,
 };
 

@@ -6,11 +6,11 @@
 use crate::{
     Service as _,
     convert::{self, problem},
-    keeping, local, paths,
+    keeping, local,
     remotes::{self, CopyRequest, Outcome, RemoteEntry, write_json},
     values::{
-        Activity, CheckpointRequest, CollectOptions, DownRequest, Experiment, ExperimentState, GotoRequest, MachineState, Problem, Run,
-        RunRequest, SwapOutcome, SwapRound, SwappedIn, SwappedMachine, SwappedOut,
+        Activity, CheckpointRequest, CollectOptions, Experiment, ExperimentState, GotoRequest, MachineState, Problem, Run, RunRequest,
+        SwapOutcome, SwapRound, SwappedIn, SwappedMachine, SwappedOut,
     },
 };
 use fermata_experiment::remembered_working_set;
@@ -24,7 +24,6 @@ use std::{
     collections::{BTreeMap, HashMap},
     fs, io, iter,
     path::{Path, PathBuf},
-    thread,
     time::Duration,
 };
 
@@ -34,9 +33,6 @@ const ROUNDS_MAX: usize = 5;
 const SMALL_BYTES: u64 = 4 << 20;
 /// A round that is not smaller than this part of the one before, in percent, is the last: the guests write as fast as the line carries.
 const SHRINKS_PERCENT: u64 = 70;
-/// A keeper that was told to end needs this long at most to clear its things away.
-const LEAVING: Duration = Duration::from_secs(15);
-const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 /// Checkpoints of a line that are asked for a working set: what was touched long ago says little.
 const REMEMBERED: usize = 64;
 
@@ -255,11 +251,10 @@ impl Out<'_> {
         }
         write_record(self.store.path(), &swapped)?;
         self.say("ending the machines");
-        if let Err(error) = self.keeper.down(DownRequest { run: None }) {
+        if let Err(error) = keeping::end(&self.keeper, &self.request.experiment, None) {
             forget(self.store.path(), &self.request.experiment);
             return Err(error);
         }
-        await_gone(&self.request.experiment);
         // From here on it is out, whatever becomes of what is left.
         let freed = if self.request.keep { Ok(0) } else { self.clear(there) };
         let freed = freed.unwrap_or_else(|error| {
@@ -333,14 +328,6 @@ impl Out<'_> {
         self.say("freeing what is not needed here any more");
         let collected = self.store.collect(&CollectOptions::default(), &mut |_, _| {}).map_err(problem)?;
         Ok(collected.bytes_before.saturating_sub(collected.bytes_after))
-    }
-}
-
-/// Waits until a keeper that was told to end has left its place to the next.
-fn await_gone(experiment: &str) {
-    let (run_dir, watch) = (paths::run_dir(experiment), Stopwatch::start());
-    while run_dir.exists() && watch.elapsed() < LEAVING {
-        thread::sleep(BETWEEN_LOOKS);
     }
 }
 

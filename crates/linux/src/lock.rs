@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
+
 /// A held lock. The kernel lets go of it when the process ends, however it ends.
 #[derive(Debug)]
 pub struct FileLock {
@@ -32,6 +34,11 @@ impl FileLock {
         }
     }
 
+    /// To see when whoever holds the lock lets go of it, even if its file is removed before.
+    pub fn watch(path: &Path) -> Watch {
+        Watch(File::open(path).ok())
+    }
+
     /// Whether somebody holds the lock. No if there is no such file.
     pub fn is_held(path: &Path) -> bool {
         File::open(path).is_ok_and(|file| matches!(Self::lock(file), Ok(None)))
@@ -43,5 +50,24 @@ impl FileLock {
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+/// A lock that somebody may hold.
+#[derive(Debug)]
+pub struct Watch(Option<File>);
+
+impl Watch {
+    /// Waits until nobody holds it, at most so long. Whether it is so.
+    pub fn free_within(&self, time: Duration) -> bool {
+        let watch = Stopwatch::start();
+        let is_free = || self.0.as_ref().is_none_or(|file| flock(file, FlockOperation::NonBlockingLockShared).is_ok());
+        while !is_free() {
+            if watch.elapsed() >= time {
+                return false;
+            }
+            std::thread::sleep(BETWEEN_LOOKS);
+        }
+        true
     }
 }

@@ -4,14 +4,9 @@ use super::{Context, Result};
 use crate::{complete, out::Failure, pick, progress, text};
 use clap::Args;
 use fermata_api::{
-    Service, local, paths,
-    values::{DownRequest, Ended, Experiment, ExperimentState, Problem},
+    Service, local,
+    values::{Ended, Experiment, ExperimentState, Problem},
 };
-use std::{thread, time::Duration};
-
-/// A keeper that has said goodbye needs this long at most to clear its things away.
-const LEAVING: Duration = Duration::from_secs(15);
-const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
 /// End a run, or an experiment with all its runs
 ///
@@ -66,19 +61,7 @@ fn end(context: &Context, experiment: &Experiment, run: Option<String>) -> std::
         return Ok(local::bury(name)?);
     }
     let keeper = local::client(name)?;
-    let all = run.is_none();
-    let ended = progress::during(&context.out, "ending", || keeper.activity(), || keeper.down(DownRequest { run }))?;
-    // A keeper that ends with its last run may still answer for a moment.
-    if all || keeper.status().is_err() {
-        // Whoever starts it again right after this must find the place empty.
-        let run_dir = paths::run_dir(name);
-        let mut waited = Duration::ZERO;
-        while run_dir.exists() && waited < LEAVING {
-            thread::sleep(BETWEEN_LOOKS);
-            waited += BETWEEN_LOOKS;
-        }
-    }
-    Ok(ended)
+    Ok(progress::during(&context.out, "ending", || keeper.activity(), || local::end(&keeper, name, run))?)
 }
 
 fn text(ended: &Ended, quiet: bool) -> String {

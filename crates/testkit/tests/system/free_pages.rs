@@ -8,7 +8,7 @@ use fermata_testkit::{
     cli::{await_that, count, string},
     guests,
 };
-use fermata_types::{PAGE_SIZE, PageBuf, PageNumber, Use, ZERO_PAGE};
+use fermata_types::{PAGE_SIZE, PageBuf, PageNumber, PageSet, Use, ZERO_PAGE};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -234,6 +234,7 @@ fn note(run: &Run) -> (u64, PageBuf) {
 const DESCRIPTOR: u64 = 64;
 const SECTION: u64 = (128 << 20) / PAGE_SIZE as u64;
 const MAPPING: usize = 24;
+const ORDER: usize = 40;
 const MAPCOUNT: usize = 48;
 const REFCOUNT: usize = 52;
 /// The map count of a block of free pages in Linux 6.1.
@@ -296,22 +297,25 @@ fn lie(run: &Run, seen: &Snapshot) -> Vec<PageNumber> {
     let mut lied = Vec::new();
     for section in 0..sections {
         let first = section * SECTION;
-        // They lie where most of what looks like a free block is one.
+        let section = || first as PageNumber..(first + SECTION) as PageNumber;
+        let free: PageSet = section().filter(|page| seen.free.contains(*page)).collect();
         let mut descriptors = vec![0; (SECTION * DESCRIPTOR) as usize];
-        let mut agreeing = |at: u64| {
+        // They lie where the blocks that they tell of are the section's free pages.
+        let mut tells = |at: u64| {
             ram.read_at(at, &mut descriptors).expect("RAM can be read");
-            let blocks = (first..).zip(descriptors.chunks(DESCRIPTOR as usize));
-            blocks.filter(|(page, one)| field(one, MAPCOUNT) == BUDDY && seen.free.contains(*page as PageNumber)).count()
+            let blocks = section().zip(descriptors.chunks(DESCRIPTOR as usize)).filter(|(_, one)| field(one, MAPCOUNT) == BUDDY);
+            let pages: PageSet = blocks.flat_map(|(page, one)| page..page.saturating_add(1 << field(one, ORDER).min(10))).collect();
+            pages == free
         };
         let step = (SECTION * DESCRIPTOR) as usize;
-        let place = (0..=ram.bytes() - step as u64).step_by(step).max_by_key(|at| agreeing(*at)).expect("it has memory");
+        let Some(place) = (0..=ram.bytes() - step as u64).step_by(step).find(|at| !free.is_empty() && tells(*at)) else { continue };
         ram.read_at(place, &mut descriptors).expect("RAM can be read");
         for (page, one) in (first..).zip(descriptors.chunks_mut(DESCRIPTOR as usize)) {
             let anonymous = field(one, REFCOUNT) == 1 && field(one, MAPCOUNT) == 0 && one[MAPPING] & 1 == 1;
             if lied.len() < LIES && anonymous && seen.ram[page as usize] != ZERO_PAGE {
                 one[MAPCOUNT..][..4].copy_from_slice(&BUDDY.to_le_bytes());
                 one[REFCOUNT..][..4].copy_from_slice(&0_u32.to_le_bytes());
-                one[MAPCOUNT - 8..MAPCOUNT].fill(0);
+                one[ORDER..][..8].fill(0);
                 lied.push(page as PageNumber);
             }
         }
