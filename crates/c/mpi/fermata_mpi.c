@@ -186,6 +186,12 @@ static int rank_in(const struct info *info, size_t world) {
     die("a message of rank %zu came over a communicator that it is not in", world);
 }
 
+static int is_derived(MPI_Datatype type) {
+    int integers, addresses, types, combiner;
+    PMPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner);
+    return combiner != MPI_COMBINER_NAMED;
+}
+
 /* A message goes where it was awaited. */
 static void receive(struct request *request, const struct fermata_arrival *arrival) {
     int size, position = 0;
@@ -196,6 +202,8 @@ static void receive(struct request *request, const struct fermata_arrival *arriv
             request->count, size);
     if (count)
         PMPI_Unpack(arrival->bytes, (int)arrival->length, &position, request->into, count, request->type, MPI_COMM_WORLD);
+    if (is_derived(request->type))
+        PMPI_Type_free(&request->type);
     request->source = rank_in(request->info, arrival->from);
     request->found_tag = arrival->tag;
     request->bytes = (int)arrival->length;
@@ -299,6 +307,9 @@ static struct request *await(const struct info *info, uint32_t context, void *in
     request->into = into;
     request->count = count;
     request->type = type;
+    /* The program may free its own before the message is there. */
+    if (is_derived(type))
+        PMPI_Type_dup(type, &request->type);
     request->from = from == MPI_ANY_SOURCE ? ANY : world_of(info, from, "receive from");
     request->tag = tag == MPI_ANY_TAG ? ANY : tag;
     request->state = RECEIVING;

@@ -57,7 +57,11 @@ static void exchanges(int round, MPI_Comm other) {
     MPI_Request requests[3];
     for (int place = 0; place < MANY; place++)
         bulk[place] = value(at, round) + place;
-    MPI_Irecv(bulk_back, MANY, MPI_LONG, left, 2, other, &requests[0]);
+    MPI_Datatype all;
+    MPI_Type_contiguous(MANY, MPI_LONG, &all);
+    MPI_Type_commit(&all);
+    MPI_Irecv(bulk_back, 1, all, left, 2, other, &requests[0]);
+    MPI_Type_free(&all);
     MPI_Irecv(&in[1], 1, MPI_LONG, MPI_ANY_SOURCE, 3, other, &requests[1]);
     MPI_Isend(bulk, MANY, MPI_LONG, right, 2, other, &requests[2]);
     MPI_Send(&out, 1, MPI_LONG, right, 3, other);
