@@ -60,6 +60,8 @@ struct State {
     blocks: HashMap<Place, PageNumber>,
     under_way: HashMap<PageNumber, UnderWay>,
     transfers: u64,
+    /// Pages whose entries went since somebody asked; none: nobody has, or all went.
+    lost: Option<PageSet>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -102,6 +104,7 @@ impl PageMap {
         self.with(|state| {
             state.entries.fill(EMPTY);
             state.blocks.clear();
+            state.lost = None;
             state.under_way.values_mut().for_each(|under_way| under_way.by = None);
         });
     }
@@ -111,11 +114,10 @@ impl PageMap {
         self.with(|state| pages.iter().filter_map(|page| state.get(page)).collect())
     }
 
-    /// Leaves in the list what is still so. Returns the other pages; they may equal other blocks now.
-    pub fn keep(&self, known: &mut Vec<Mapped>) -> PageSet {
-        let still: Vec<_> = self.with(|state| known.iter().map(|mapped| state.get(mapped.page) == Some(*mapped)).collect());
-        let mut still = still.into_iter();
-        known.extract_if(.., |_| !still.next().unwrap_or(false)).map(|mapped| mapped.page).collect()
+    /// Pages that equal no block any more, or another one, since this was last asked; none: any page may be one. What takes long is done when an entry goes, so
+    /// that in the pause nobody has to look through all that is known.
+    pub fn lost(&self) -> Option<PageSet> {
+        self.with(|state| state.lost.replace(PageSet::new()))
     }
 
     /// Begins a transfer of these pages.
@@ -226,6 +228,9 @@ impl State {
     fn unlink(&mut self, page: PageNumber) {
         let Some(entry) = self.entries.get_mut(page as usize).filter(|entry| entry.disk > 0) else { return };
         let Entry { disk, block, next, previous } = std::mem::replace(entry, EMPTY);
+        if let Some(lost) = &mut self.lost {
+            lost.insert(page);
+        }
         if next != NONE {
             self.entries[next as usize].previous = previous;
         }

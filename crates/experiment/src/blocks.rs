@@ -8,7 +8,7 @@ use fermata_vm::KnownPages;
 use std::{
     collections::BTreeSet,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -20,11 +20,13 @@ pub(crate) struct Blocks {
     disks: Vec<(String, Arc<Disk>)>,
     /// How often the images had been read again when the map was last looked at.
     images_read: AtomicU64,
+    /// Which blocks of each had no name then.
+    left_out: Mutex<Vec<Arc<PageSet>>>,
 }
 
 impl Blocks {
     pub fn new(map: Arc<PageMap>, disks: Vec<(String, Arc<Disk>)>) -> Self {
-        let blocks = Self { map, disks, images_read: AtomicU64::new(0) };
+        let blocks = Self { map, disks, images_read: AtomicU64::new(0), left_out: Mutex::default() };
         blocks.images_read.store(blocks.times_read_again(), Ordering::Relaxed);
         blocks
     }
@@ -52,20 +54,12 @@ impl Blocks {
 }
 
 impl Blocks {
-    /// Takes out of the list what equals a block without a name, and returns these pages.
-    fn nameless(&self, pages: &mut Vec<Mapped>) -> PageSet {
+    /// Takes out of the list what equals a block without a name.
+    fn leave_nameless(&self, pages: &mut Vec<Mapped>) {
         let left_out: Vec<_> = self.disks.iter().map(|(_, disk)| disk.left_out()).collect();
-        let mut nameless = PageSet::new();
         if left_out.iter().any(|blocks| !blocks.is_empty()) {
-            pages.retain(|mapped| {
-                let named = !left_out[mapped.disk as usize].contains(mapped.block);
-                if !named {
-                    nameless.insert(mapped.page);
-                }
-                named
-            });
+            pages.retain(|mapped| !left_out[mapped.disk as usize].contains(mapped.block));
         }
-        nameless
     }
 }
 
@@ -77,13 +71,16 @@ impl KnownPages for Blocks {
     fn find(&self, pages: &PageSet) -> Vec<Mapped> {
         self.believe();
         let mut found = self.map.find(pages);
-        self.nameless(&mut found);
+        self.leave_nameless(&mut found);
         found
     }
 
-    fn keep(&self, known: &mut Vec<Mapped>) -> PageSet {
+    fn lost(&self) -> Option<PageSet> {
         self.believe();
-        self.map.keep(known) | self.nameless(known)
+        let left_out: Vec<_> = self.disks.iter().map(|(_, disk)| disk.left_out()).collect();
+        let before = std::mem::replace(&mut *self.left_out.lock().unwrap_or_else(PoisonError::into_inner), left_out.clone());
+        let same = before.len() == left_out.len() && before.iter().zip(&left_out).all(|(before, now)| Arc::ptr_eq(before, now));
+        self.map.lost().filter(|_| same)
     }
 
     fn name(&self, pages: &[Mapped], storage: &mut Writer, each: &mut dyn FnMut(Mapped, PageName, Class)) -> Result<(), Failure> {

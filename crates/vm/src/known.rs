@@ -1,7 +1,7 @@
 //! Written pages that need be neither copied nor hashed, because somebody knows that they equal blocks of the machine's disks.
 //!
-//! They are set aside when they are first named, while the guest runs, and looked at again in the pause: what is still so then is taken by the name of its block
-//! once the disks are saved; what is not is copied with the rest.
+//! They are set aside when they are first named, while the guest runs. In the pause those go of which it is no longer so, and are copied with the rest; the others are
+//! taken by the names of their blocks once the disks are saved.
 
 use crate::{Error, Result, staging::Staging};
 use fermata_checkpoint::Failure;
@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 /// Who knows which pages of a machine's memory equal blocks of its disks.
 ///
-/// The answers of [`find`](Self::find) and [`keep`](Self::keep) are right while the machine and its disks stand still, once [`written`](Self::written) was
+/// The answers of [`find`](Self::find) and [`lost`](Self::lost) are right while the machine and its disks stand still, once [`written`](Self::written) was
 /// told all that was written up to then. At other times they are guesses.
 pub trait KnownPages: Send + Sync {
     /// These pages were written by QEMU or by the guest.
@@ -21,8 +21,8 @@ pub trait KnownPages: Send + Sync {
     /// Those of the pages that equal a block, in order.
     fn find(&self, pages: &PageSet) -> Vec<Mapped>;
 
-    /// Leaves in the list what is still so, and returns the other pages.
-    fn keep(&self, known: &mut Vec<Mapped>) -> PageSet;
+    /// Pages of which what was found is so no longer, since this was last asked; none: it may be so of any.
+    fn lost(&self) -> Option<PageSet>;
 
     /// Tells `each` the names of the pages, each at least once, as of the checkpoint that `storage` writes. The disks must be saved in it already.
     fn name(&self, pages: &[Mapped], storage: &mut Writer, each: &mut dyn FnMut(Mapped, PageName, Class)) -> Result<(), Failure>;
@@ -38,8 +38,7 @@ pub trait KnownPages: Send + Sync {
 #[derive(Default)]
 pub(crate) struct Aside {
     known: Option<Arc<dyn KnownPages>>,
-    /// A page may be in here twice, with the same block.
-    pages: Vec<Mapped>,
+    pages: BTreeMap<PageNumber, Mapped>,
     /// Look at the content of these pages all the same.
     pub check: bool,
 }
@@ -52,6 +51,8 @@ impl Aside {
     /// A checkpoint begins.
     pub fn clear(&mut self) {
         self.pages.clear();
+        // What was lost before is of nobody's concern.
+        self.known.as_ref().map(|known| known.lost());
     }
 
     /// Tells of writes by QEMU and the guest.
@@ -63,11 +64,14 @@ impl Aside {
 
     /// Sets aside what equals a block. Returns what has to be copied: the others, and those set aside before of which it is no longer so.
     pub fn set_aside(&mut self, mut pages: PageSet) -> PageSet {
-        if let Some(known) = &self.known {
-            pages |= known.keep(&mut self.pages);
-            let found = known.find(&pages);
-            pages -= PageSet::from_sorted_iter(found.iter().map(|mapped| mapped.page)).expect("they come in order");
-            self.pages.extend(found);
+        let Some(known) = &self.known else { return pages };
+        match known.lost() {
+            Some(lost) => pages.extend(lost.iter().filter(|page| self.pages.remove(page).is_some())),
+            None => pages.extend(std::mem::take(&mut self.pages).into_keys()),
+        }
+        for mapped in known.find(&pages) {
+            pages.remove(mapped.page);
+            self.pages.insert(mapped.page, mapped);
         }
         pages
     }
@@ -77,7 +81,7 @@ impl Aside {
         let mut content = Staging::default();
         let pages = std::mem::take(&mut self.pages);
         if self.check {
-            let all = pages.iter().map(|mapped| mapped.page).collect();
+            let all = pages.keys().copied().collect();
             content.copy(ram, &all).map_err(|source| Error::Io { what: "copying pages of", path: ram.path().to_owned(), source })?;
         }
         Ok(CapturedAside { known: self.known.clone(), pages, content })
@@ -88,7 +92,7 @@ impl Aside {
 #[derive(Default)]
 pub(crate) struct CapturedAside {
     known: Option<Arc<dyn KnownPages>>,
-    pages: Vec<Mapped>,
+    pages: BTreeMap<PageNumber, Mapped>,
     /// What the pages hold, if that is to be checked.
     content: Staging,
 }
@@ -96,32 +100,32 @@ pub(crate) struct CapturedAside {
 impl CapturedAside {
     /// Drops copies that were made before it turned out that they are not needed.
     pub fn spare(&self, copies: &mut Staging) {
-        self.pages.iter().for_each(|mapped| copies.forget(mapped.page));
+        self.pages.keys().for_each(|page| copies.forget(*page));
     }
 
     /// The pages.
     pub fn pages(&self) -> PageSet {
-        self.pages.iter().map(|mapped| mapped.page).collect()
+        self.pages.keys().copied().collect()
     }
 
     /// Takes pages out of it.
     pub fn take(&mut self, which: impl Fn(PageNumber) -> bool) -> Vec<PageNumber> {
-        let taken: Vec<_> = self.pages.extract_if(.., |mapped| which(mapped.page)).map(|mapped| mapped.page).collect();
-        taken.iter().for_each(|page| self.content.forget(*page));
+        let taken: Vec<_> = self.pages.keys().copied().filter(|page| which(*page)).collect();
+        for page in &taken {
+            self.pages.remove(page);
+            self.content.forget(*page);
+        }
         taken
     }
 
     /// Adds names and classes of the pages.
     pub fn save(self, machine: &str, storage: &mut Writer, into: &mut BTreeMap<PageNumber, (PageName, Class)>) -> Result<(), Failure> {
         let Some(known) = self.known.filter(|_| !self.pages.is_empty()) else { return Ok(()) };
-        let mut blocks = BTreeMap::new();
-        known.name(&self.pages, storage, &mut |mapped, name, class| {
-            into.insert(mapped.page, (name, class));
-            blocks.insert(mapped.page, mapped);
-        })?;
+        let pages: Vec<_> = self.pages.values().copied().collect();
+        known.name(&pages, storage, &mut |mapped, name, class| _ = into.insert(mapped.page, (name, class)))?;
         for (page, content) in self.content.iter() {
             let (name, _) = storage.put_page(content)?;
-            let mapped = blocks[&page];
+            let mapped = self.pages[&page];
             if into[&page].0 != name {
                 known.distrust();
                 let (machine, disk) = (machine.to_owned(), known.disk(mapped.disk));
