@@ -68,6 +68,9 @@ pub(crate) struct Coming {
 /// How long somebody may take to start a keeper.
 const STARTING_MAX: Duration = Duration::from_secs(10);
 
+/// Whoever looks whether we live holds our lock for an instant: shorter than this.
+const LOOKING_MAX: Duration = Duration::from_secs(1);
+
 /// How long a keeper that does not answer may hold its lock until it is taken for one that lives.
 const LEAVING_MAX: Duration = Duration::from_secs(1);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
@@ -330,22 +333,12 @@ fn live(run_dir: &Path, born: &mut dyn FnMut(Birth)) -> Result<(), Problem> {
     clear(run_dir).map_err(|error| Problem::new(format!("cannot clear {}: {error}", run_dir.display())))
 }
 
-/// Whoever looks whether we live holds our lock for an instant; so it is tried for a second.
-fn take_lock(run_dir: &Path) -> io::Result<Option<FileLock>> {
-    for _ in 0..20 {
-        if let Some(lock) = FileLock::try_take(&paths::lock(run_dir))? {
-            return Ok(Some(lock));
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(None)
-}
-
 type Begun = (FileLock, Arc<Keeper>, Vec<Server>, Birth);
 
 fn begin(run_dir: &Path, over: mpsc::Sender<()>) -> Result<Begun, Problem> {
     let read = |error: io::Error| Problem::new(format!("cannot keep {}: {error}", run_dir.display()));
-    let lock = take_lock(run_dir).map_err(read)?.ok_or_else(|| Problem::new(format!("{} is kept already", run_dir.display())))?;
+    let lock = FileLock::take_within(&paths::lock(run_dir), LOOKING_MAX).map_err(read)?;
+    let lock = lock.ok_or_else(|| Problem::new(format!("{} is kept already", run_dir.display())))?;
     let will: Will = serde_json::from_slice(&fs::read(paths::will(run_dir)).map_err(read)?).map_err(problem)?;
     let opened = Store::open(&will.store).map_err(problem)?;
     let host = Host::new(opened, run_dir.to_owned()).map_err(problem)?.capturing(will.spec.capture);

@@ -54,9 +54,14 @@ impl Blocks {
 }
 
 impl Blocks {
+    /// Which blocks of each disk have no name.
+    fn left_out(&self) -> Vec<Arc<PageSet>> {
+        self.disks.iter().map(|(_, disk)| disk.left_out()).collect()
+    }
+
     /// Takes out of the list what equals a block without a name.
     fn leave_nameless(&self, pages: &mut Vec<Mapped>) {
-        let left_out: Vec<_> = self.disks.iter().map(|(_, disk)| disk.left_out()).collect();
+        let left_out = self.left_out();
         if left_out.iter().any(|blocks| !blocks.is_empty()) {
             pages.retain(|mapped| !left_out[mapped.disk as usize].contains(mapped.block));
         }
@@ -77,9 +82,9 @@ impl KnownPages for Blocks {
 
     fn lost(&self) -> Option<PageSet> {
         self.believe();
-        let left_out: Vec<_> = self.disks.iter().map(|(_, disk)| disk.left_out()).collect();
-        let before = std::mem::replace(&mut *self.left_out.lock().unwrap_or_else(PoisonError::into_inner), left_out.clone());
-        let same = before.len() == left_out.len() && before.iter().zip(&left_out).all(|(before, now)| Arc::ptr_eq(before, now));
+        let now = self.left_out();
+        let before = std::mem::replace(&mut *self.left_out.lock().unwrap_or_else(PoisonError::into_inner), now.clone());
+        let same = before.len() == now.len() && before.iter().zip(&now).all(|(before, now)| Arc::ptr_eq(before, now));
         self.map.lost().filter(|_| same)
     }
 
@@ -88,7 +93,6 @@ impl KnownPages for Blocks {
         // Neighbouring blocks have their names in the same place.
         let mut sorted = pages.to_vec();
         sorted.sort_unstable_by_key(|mapped| (mapped.disk, mapped.block, mapped.page));
-        sorted.dedup();
         for same in sorted.chunk_by(|a, b| (a.disk, a.block) == (b.disk, b.block)) {
             let Mapped { disk, block, .. } = same[0];
             let (name, class) = self.disks[disk as usize].1.block_name(block, storage)?;

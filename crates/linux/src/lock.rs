@@ -23,15 +23,14 @@ impl FileLock {
         Self::lock(OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?)
     }
 
+    /// The same, waiting for it at most so long. None: somebody else held it all the time.
+    pub fn take_within(path: &Path, time: Duration) -> io::Result<Option<Self>> {
+        within(time, || Self::try_take(path))
+    }
+
     /// Takes the lock of a directory itself, waiting for it at most so long. None: somebody else held it all the time.
     pub fn of_directory(path: &Path, time: Duration) -> io::Result<Option<Self>> {
-        let watch = Stopwatch::start();
-        loop {
-            match Self::lock(File::open(path)?)? {
-                None if watch.elapsed() < time => std::thread::sleep(Duration::from_millis(20)),
-                taken => return Ok(taken),
-            }
-        }
+        within(time, || Self::lock(File::open(path)?))
     }
 
     /// To see when whoever holds the lock lets go of it, even if its file is removed before.
@@ -60,14 +59,23 @@ pub struct Watch(Option<File>);
 impl Watch {
     /// Waits until nobody holds it, at most so long. Whether it is so.
     pub fn free_within(&self, time: Duration) -> bool {
-        let watch = Stopwatch::start();
-        let is_free = || self.0.as_ref().is_none_or(|file| flock(file, FlockOperation::NonBlockingLockShared).is_ok());
-        while !is_free() {
-            if watch.elapsed() >= time {
-                return false;
-            }
-            std::thread::sleep(BETWEEN_LOOKS);
+        let Some(file) = &self.0 else { return true };
+        let look = || match flock(file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(Some(())),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error.into()),
+        };
+        within(time, look).is_ok_and(|free| free.is_some())
+    }
+}
+
+/// Looks again and again until something is there, for so long at most.
+fn within<T>(time: Duration, look: impl Fn() -> io::Result<Option<T>>) -> io::Result<Option<T>> {
+    let watch = Stopwatch::start();
+    loop {
+        match look()? {
+            None if watch.elapsed() < time => std::thread::sleep(BETWEEN_LOOKS),
+            found => return Ok(found),
         }
-        true
     }
 }

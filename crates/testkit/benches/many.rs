@@ -61,22 +61,12 @@ impl Measured {
 }
 
 fn main() {
-    let all: Vec<_> = pick(vec![2, 4, 8, 16, 32], vec![2, 8]).into_iter().map(measure).collect();
     let mut report = Report::new("many");
-    for measured in &all {
-        let of = |what: &str| format!("{} machines: {what}", measured.machines);
-        let in_turn = quantile(&measured.in_turn, 0.5);
-        report.tell(&of("pause p50"), measured.pause(0.5), "ms", Some(("one by one", in_turn)));
-        report.tell(&of("pause worst"), measured.pause(1.0), "ms", Some(("one by one", quantile(&measured.in_turn, 1.0))));
-        report.tell(&of("pause p50"), measured.pause(0.5), "ms", Some(("savevm on each", measured.savevm)));
-        for (what, place) in [("stops apart", 0), ("goings on apart", 1), ("virtual times apart", 2)] {
-            report.tell(&of(&format!("{what}, p50")), measured.skews(0.5)[place], "ms", None);
-            report.tell(&of(&format!("{what}, worst")), measured.skews(1.0)[place], "ms", None);
-        }
-        report.tell(&of("stored a checkpoint, p50"), measured.stored_kib(), "KiB", None);
-        report.tell(&of("of which the network, p50"), measured.network_kib(0.5), "KiB", None);
-        report.tell(&of("of which the network, most"), measured.network_kib(1.0), "KiB", None);
-        report.tell(&of("frames received meanwhile"), measured.frames as f64, "", None);
+    let mut all = Vec::new();
+    for machines in pick(vec![2, 4, 8, 16, 32], vec![2, 8]) {
+        let measured = measure(machines);
+        tell(&measured, &mut report);
+        all.push(measured);
     }
     let (first, last) = (&all[0], &all[all.len() - 1]);
     let (growth, machines) = (last.pause(0.5) / first.pause(0.5), last.machines as f64 / first.machines as f64);
@@ -96,6 +86,23 @@ fn main() {
     report.print();
 }
 
+/// As soon as it is known: the larger ones take minutes.
+fn tell(measured: &Measured, report: &mut Report) {
+    let of = |what: &str| format!("{} machines: {what}", measured.machines);
+    let in_turn = quantile(&measured.in_turn, 0.5);
+    report.tell(&of("pause p50"), measured.pause(0.5), "ms", Some(("one by one", in_turn)));
+    report.tell(&of("pause worst"), measured.pause(1.0), "ms", Some(("one by one", quantile(&measured.in_turn, 1.0))));
+    report.tell(&of("pause p50"), measured.pause(0.5), "ms", Some(("savevm on each", measured.savevm)));
+    for (what, place) in [("stops apart", 0), ("goings on apart", 1), ("virtual times apart", 2)] {
+        report.tell(&of(&format!("{what}, p50")), measured.skews(0.5)[place], "ms", None);
+        report.tell(&of(&format!("{what}, worst")), measured.skews(1.0)[place], "ms", None);
+    }
+    report.tell(&of("stored a checkpoint, p50"), measured.stored_kib(), "KiB", None);
+    report.tell(&of("of which the network, p50"), measured.network_kib(0.5), "KiB", None);
+    report.tell(&of("of which the network, most"), measured.network_kib(1.0), "KiB", None);
+    report.tell(&of("frames received meanwhile"), measured.frames as f64, "", None);
+}
+
 fn table(all: &[Measured]) -> Table {
     let columns = ["machines", "pause", "one by one", "savevm on each", "stops apart", "virtual times apart", "stored", "of the network"];
     let mut rows = vec![columns.map(str::to_owned).to_vec()];
@@ -111,6 +118,11 @@ fn table(all: &[Measured]) -> Table {
 fn measure(machines: usize) -> Measured {
     let (together, in_turn, frames) = ours(machines);
     Measured { machines, together, in_turn, frames, savevm: savevm(machines) }
+}
+
+/// Says how far it is, to whoever watches.
+fn progress(machines: usize, what: &str) {
+    eprintln!("{machines} machines {what}");
 }
 
 /// Machines on one LAN, each of which sends to the next.
@@ -130,11 +142,13 @@ fn lan(machines: usize) -> Bench {
 fn ours(machines: usize) -> (Vec<Record>, Vec<f64>, u64) {
     let bench = lan(machines);
     let run = bench.boot();
+    progress(machines, "boot");
     for word in ["work second 3", "wire sent"] {
         for body in run.body().machines() {
             await_console_of(body.machine(), BOOT, |text| text.contains(word).then_some(()));
         }
     }
+    progress(machines, "work; checkpoints begin");
     // The first holds all that the guests have. The second is of what was written meanwhile.
     for _ in 0..2 {
         run.checkpoint(None).expect("a checkpoint");
@@ -173,6 +187,7 @@ fn taken(run: &Run, in_turn: bool) -> Record {
 
 /// The sum over all of them; the median of some rounds.
 fn savevm(machines: usize) -> f64 {
+    progress(machines, "are done with checkpoints; savevm begins");
     let mut rivals: Vec<_> = (0..machines).map(|_| Stock::tiny(MEMORY_MIB, WORK).boot()).collect();
     rivals.iter().for_each(|rival| rival.await_console("work second 3"));
     let mut round = |number: usize| {

@@ -287,7 +287,7 @@ fn over(grid: &Grid, name: &str, ppt: u64, wpp: u64) -> Option<f64> {
 fn picture(report: &mut Report, name: &str, title: &str, x: &str, series: Vec<(String, Vec<(f64, f64)>)>) {
     if series.iter().any(|(_, points)| points.len() > 1) {
         let y = "seconds for 100,000 transactions";
-        Picture { title, x, y, series, marks: Vec::new() }.save(report, name);
+        Picture { title, x, y, from_zero: true, series, marks: Vec::new() }.save(report, name);
     }
 }
 

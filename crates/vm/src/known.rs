@@ -24,7 +24,7 @@ pub trait KnownPages: Send + Sync {
     /// Pages of which what was found is so no longer, since this was last asked; none: it may be so of any.
     fn lost(&self) -> Option<PageSet>;
 
-    /// Tells `each` the names of the pages, each at least once, as of the checkpoint that `storage` writes. The disks must be saved in it already.
+    /// Tells `each` the names of the pages, each once, as of the checkpoint that `storage` writes. The disks must be saved in it already.
     fn name(&self, pages: &[Mapped], storage: &mut Writer, each: &mut dyn FnMut(Mapped, PageName, Class)) -> Result<(), Failure>;
 
     /// One of the answers was wrong: nothing that is known now is to be believed.

@@ -49,7 +49,8 @@ pub fn bittorrent(report: &mut Report) {
     report.note(format!("bittorrent: ctorrent; each cable {RATE_MBIT} Mbit/s; {} checkpoints", pace.checkpoints.len()));
     overlay(&series, &pace, report);
     let marks = pace.checkpoints.iter().map(|at| at.ns as f64 / 1e9).collect();
-    Picture { title: "BitTorrent: what three clients get", x: "virtual time, s", y: "Mbit/s", series, marks }.save(report, "bittorrent");
+    Picture { title: "BitTorrent: what three clients get", x: "virtual time, s", y: "Mbit/s", from_zero: true, series, marks }
+        .save(report, "bittorrent");
 }
 
 /// What a client gets in the mean, in windows with checkpoints and in those without, one line over the other.
@@ -74,7 +75,7 @@ fn overlay(clients: &[(String, Vec<(f64, f64)>)], pace: &Pace, report: &mut Repo
     report.tell("bittorrent: the same in two windows without", without, "Mbit/s", Some(("again", again)));
     let every = pace::INTERVAL.as_secs_f64();
     let marks = (0..10).map(|number| f64::from(number) * every).collect();
-    Picture { title: "BitTorrent: what a client gets in the mean", x: "s of a window", y: "Mbit/s", series, marks }
+    Picture { title: "BitTorrent: what a client gets in the mean", x: "s of a window", y: "Mbit/s", from_zero: true, series, marks }
         .save(report, "bittorrent-overlay");
 }
 

@@ -33,6 +33,8 @@ pub struct Picture<'a> {
     pub x: &'a str,
     /// What the vertical one is.
     pub y: &'a str,
+    /// The vertical axis begins at zero, so that what is twice as high is twice as much.
+    pub from_zero: bool,
     /// Lines by name, each from left to right.
     pub series: Vec<(String, Vec<(f64, f64)>)>,
     /// Where checkpoints were taken.
@@ -75,7 +77,7 @@ impl Picture<'_> {
         let right = all().map(|point| point.0).fold(1e-9, f64::max);
         let (least, most) = all().fold((f64::MAX, 1e-9), |(least, most), point| (least.min(point.1), f64::max(most, point.1)));
         // Nothing is cut off below but what is far below everything.
-        let bottom = if least > most / 2.0 { least * 0.99 } else { 0.0 };
+        let bottom = if !self.from_zero && least > most / 2.0 { least * 0.99 } else { 0.0 };
         let mut chart = ChartBuilder::on(&root)
             .margin(12)
             .caption(self.title, (FONT, 20))

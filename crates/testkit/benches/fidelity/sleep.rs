@@ -78,6 +78,6 @@ pub fn picture(report: &mut Report, name: &str, title: &str, pace: &Pace, beats:
     let seconds = |ns: f64| (ns - first.at) / 1e9;
     let points = beats.all.iter().filter_map(|beat| Some((seconds(beat.at), beat.took? / 1e6))).collect();
     let marks = pace.checkpoints.iter().map(|at| seconds(beats.guest_time(*at))).collect();
-    let picture = Picture { title, x: "the guest's time, s", y: "ms", series: vec![("took".to_owned(), points)], marks };
+    let picture = Picture { title, x: "the guest's time, s", y: "ms", from_zero: false, series: vec![("took".to_owned(), points)], marks };
     picture.save(report, name);
 }

@@ -90,7 +90,7 @@ fn tcp(name: &str, rate_mbit: u32, report: &mut Report) {
     let picture = traffic::rates(&sights, 0, 0.1);
     let marks = pace.checkpoints.iter().map(|at| at.ns as f64 / 1e9).collect();
     let series = vec![("received".to_owned(), picture)];
-    Picture { title: "A TCP stream", x: "virtual time, s", y: "Mbit/s", series, marks }.save(report, name);
+    Picture { title: "A TCP stream", x: "virtual time, s", y: "Mbit/s", from_zero: true, series, marks }.save(report, name);
 }
 
 fn boot(rate_mbit: u32) -> (Bench, Run) {

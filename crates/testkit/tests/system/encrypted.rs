@@ -1,20 +1,15 @@
 //! A machine whose checkpoints are in an encrypted store. About half a minute.
 
 use fermata_testkit::{Cli, cli::array, guests};
-use std::{fs, path::Path};
+use std::fs;
 
 const WORDS: &str = "correct horse battery staple";
 
-/// The environments of all QEMUs whose command lines name this directory.
-fn environments(run_root: &Path) -> Vec<Vec<u8>> {
-    let name = run_root.to_str().expect("a name in UTF-8");
-    let processes = fs::read_dir("/proc").expect("it is there").flatten();
-    let of_ours = processes.filter(|process| {
-        let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
-        let line = String::from_utf8_lossy(&line).into_owned();
-        line.split('\0').next().is_some_and(|program| program.contains("qemu")) && line.contains(name)
-    });
-    of_ours.filter_map(|process| fs::read(process.path().join("environ")).ok()).collect()
+/// The environments of its QEMUs.
+fn environments(cli: &Cli) -> Vec<Vec<u8>> {
+    let of = |pid: u64, file: &str| fs::read(format!("/proc/{pid}/{file}")).ok();
+    let is_qemu = |pid: &u64| of(*pid, "comm").is_some_and(|name| name.starts_with(b"qemu-system"));
+    cli.processes().into_iter().filter(is_qemu).filter_map(|pid| of(pid, "environ")).collect()
 }
 
 #[test]
@@ -31,7 +26,7 @@ fn a_machine_goes_back_in_an_encrypted_store() {
     cli.checkpoint("after");
     cli.ok(&["goto", &id]);
     assert_eq!(cli.shell("m1", "cat /tmp/word /disk/word"), "before\nbefore");
-    let environments = environments(cli.run_root());
+    let environments = environments(&cli);
     assert!(!environments.is_empty(), "it runs under QEMU");
     let is_told = |environment: &Vec<u8>| environment.windows(WORDS.len()).any(|window| window == WORDS.as_bytes());
     assert!(!environments.iter().any(is_told), "QEMU was told the passphrase");

@@ -436,12 +436,10 @@ fn random_orders() {
                 }
             }
             let Seen { late, held, given_up, permanent } = world.seen;
-            sum = Seen {
-                late: sum.late + late,
-                held: sum.held + held,
-                given_up: sum.given_up + given_up,
-                permanent: sum.permanent + permanent,
-            };
+            sum.late += late;
+            sum.held += held;
+            sum.given_up += given_up;
+            sum.permanent += permanent;
             world.settle();
         }
         let Seen { late, held, given_up, permanent } = sum;
