@@ -407,12 +407,15 @@ fn fetch_images(
 
 /// Makes those golden images that one checkpoint stands on and that are nowhere on this host. A [`Problem`] if the remote lacks one, too.
 pub(crate) fn fetch_images_of(store: &Store, remote: &dyn Remote, record: &Record, busy: &mut dyn FnMut(Activity)) -> Result<(), Problem> {
-    let (_, closed) = open_images(store, &images_of(record).map_err(problem)?, busy);
+    let images = images_of(record).map_err(problem)?;
+    let (_, closed) = open_images(store, &images, busy);
     if closed.is_empty() {
         return Ok(());
     }
     let mut pull = store.begin_pull(remote, &record.experiment, &[], &PullOptions::default()).map_err(problem)?;
     let copied = make_images(&mut pull, closed, busy)?;
+    // Before it is let go of: as long as the store is open, nobody collects it.
+    let _ = open_images(store, &images, busy);
     pull.finish(&mut |_, _| {}).map_err(problem)?;
     match copied.into_iter().find_map(|image| if let ImageOutcome::Lacking { why } = image.outcome { Some(why) } else { None }) {
         Some(why) => Err(Problem::new(format!("{why}; and {remote} does not have it"))),

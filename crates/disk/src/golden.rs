@@ -194,6 +194,16 @@ impl Golden {
         &self.fingerprint
     }
 
+    /// Keeps the file where it is, as long as this is open, from whoever asks for its lock before he removes it. Fails if it is removed already.
+    pub fn hold(&self) -> Result<()> {
+        let failed = |error| Error::io("cannot keep the image", &self.path)(error);
+        self.file().lock_shared().map_err(failed)?;
+        match rustix::fs::fstat(self.file()).map_err(|error| failed(error.into()))?.st_nlink {
+            0 => Err(failed(io::ErrorKind::NotFound.into())),
+            _ => Ok(()),
+        }
+    }
+
     /// Fails with [`Error::Changed`] if the image is not the one named `id`.
     pub fn expect(&self, id: &ImageId) -> Result<()> {
         if self.id == *id {

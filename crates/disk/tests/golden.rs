@@ -140,6 +140,24 @@ fn a_changed_image_is_found() {
     assert!(golden.check_unchanged().unwrap_err().to_string().contains("another file"));
 }
 
+#[test]
+fn an_image_is_held_for_as_long_as_it_is_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), &[1; 10_000]);
+    let file = fs::File::open(&path).unwrap();
+    let [first, second] = [(); 2].map(|()| open(&path, dir.path()).unwrap());
+    first.hold().unwrap();
+    second.hold().unwrap();
+    drop(first);
+    assert!(file.try_lock().is_err());
+    drop(second);
+    let late = open(&path, dir.path()).unwrap();
+    file.try_lock().unwrap();
+    fs::remove_file(&path).unwrap();
+    drop(file);
+    assert!(late.hold().is_err(), "it is gone");
+}
+
 /// Overwrites a byte, and gives the file a time of its own, whatever the clock's resolution is. Returns how to take that back.
 fn spoil(path: &Path, at: u64) -> impl FnOnce() + use<> {
     let file = OpenOptions::new().read(true).write(true).open(path).unwrap();

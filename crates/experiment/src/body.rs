@@ -49,7 +49,7 @@ impl Body {
         let (body, loaded) = Self::build(host, plan, progress, Beginning::Boot)?;
         let mut parts = body.network_parts();
         for (machine, loaded) in body.machines.iter().zip(loaded) {
-            parts.extend(machine.fresh_parts(loaded)?);
+            parts.extend(machine.fresh_parts(host, loaded)?);
         }
         Ok((body, parts))
     }
@@ -67,8 +67,12 @@ impl Body {
             let images = machine.disks.iter().map(|disk| host.image(disk, progress)).collect::<Result<Vec<_>>>()?;
             machine.disks.iter_mut().zip(&images).for_each(|(disk, image)| disk.golden = image.as_ref().map(|image| image.id()));
             with_images.push(images);
+            if beginning == Beginning::Boot {
+                machine.boot = host.boot_files.names(&machine.machine)?;
+            }
         }
-        let staged = plan.machines.iter().map(|machine| Ok((machine, Stage::new(host, machine)?))).collect::<Result<Vec<_>>>()?;
+        let staged =
+            plan.machines.iter().map(|machine| Ok((machine, Stage::new(host, machine, beginning)?))).collect::<Result<Vec<_>>>()?;
         let network = plan.network.as_ref().map(|topology| Network::start(topology, &staged)).transpose()?;
         let clock = Arc::<GuestClock>::default();
         let responders = staged.iter().filter_map(|staged| responder(staged, &clock).transpose()).collect::<Result<_>>()?;

@@ -1,7 +1,9 @@
 //! What an experiment uses of this host: the store, its run directory, golden images.
 
 use crate::{
-    Error, Result, images,
+    Error, Result,
+    boot::Known,
+    images,
     plan::{DiskPlan, Plan},
 };
 use fermata_disk::{Format, Golden};
@@ -36,6 +38,8 @@ pub struct Host {
     store: Store,
     run_dir: PathBuf,
     images: Mutex<Vec<Arc<Golden>>>,
+    /// What is in the files that guests boot from.
+    pub(crate) boot_files: Known,
     bodies: AtomicU64,
     capture: CaptureOptions,
     page_map: bool,
@@ -66,6 +70,7 @@ impl Host {
             store,
             run_dir,
             images: Mutex::default(),
+            boot_files: Known::default(),
             bodies: AtomicU64::new(0),
             capture: CaptureOptions::default(),
             page_map: true,
@@ -139,7 +144,7 @@ impl Host {
     pub(crate) fn place(&self, machine: &str) -> Place {
         let number = self.bodies.fetch_add(1, Ordering::Relaxed);
         let name = format!("{machine}.{number}");
-        Place { directory: self.run_dir.join(&name), logs: self.logs().join(name) }
+        Place { directory: self.run_dir.join(&name), logs: self.logs().join(name), boot: BTreeMap::new() }
     }
 
     /// The golden image of a disk, opened once and known to the store. Fails if it changed since. Where it is known what is in it, it is found wherever it lies.
@@ -196,6 +201,10 @@ pub(crate) fn open_image(
     let image = Arc::new(Golden::open(path, format, &cache, &mut |done| progress(&reading, done))?);
     if let Some(id) = expected {
         image.expect(id)?;
+    }
+    // One of the store's own may be collected.
+    if fs::canonicalize(&cache).is_ok_and(|own| image.path().starts_with(own)) {
+        image.hold()?;
     }
     let hashing = format!("learning the blocks of {name}");
     store.add_image(image.id(), image.clone(), &mut |done| progress(&hashing, done))?;

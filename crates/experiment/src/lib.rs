@@ -24,6 +24,7 @@
 
 mod blocks;
 pub mod body;
+mod boot;
 pub mod compare;
 mod coordinate;
 mod error;

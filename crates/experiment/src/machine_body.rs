@@ -13,8 +13,8 @@ use fermata_store::{Record, Writer};
 use fermata_types::{CheckpointId, ImageId, MachineId, PageNumber, PageSet, Perturbation, Root};
 use fermata_vhost::{DirtyPages, MemoryWatch, Region};
 use fermata_vm::{
-    DEVICES, FIRMWARE, FreePages, KnownPages, Machine, MachineConfig, MachineDetails, MachinePart, OtherWriters, Place, RAM, Restore,
-    ram_pages,
+    BootFile, BootFiles, DEVICES, FIRMWARE, FreePages, KnownPages, Machine, MachineConfig, MachineDetails, MachinePart, OtherWriters,
+    Place, RAM, Restore, ram_pages,
 };
 use std::{
     io,
@@ -48,9 +48,12 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    pub fn new(host: &Host, plan: &MachinePlan) -> Result<Self> {
-        let place = host.place(&plan.machine.name);
+    pub fn new(host: &Host, plan: &MachinePlan, beginning: Beginning) -> Result<Self> {
+        let mut place = host.place(&plan.machine.name);
         std::fs::create_dir_all(&place.directory).map_err(|source| Error::Io { what: "making", path: place.directory.clone(), source })?;
+        if beginning == Beginning::Spare {
+            host.boot_files.put_in_place(&plan.machine, &plan.boot, host.store(), &mut place)?;
+        }
         Ok(Self { place, memory: Arc::default(), dirty: Arc::default() })
     }
 }
@@ -118,6 +121,8 @@ impl MachineBody {
         }
         let (machine, loaded) = beginning.machine(plan.machine.clone(), place.clone(), host)?;
         let machine = Arc::new(machine);
+        // QEMU has read them.
+        place.boot.values().for_each(|path| _ = std::fs::remove_file(path));
         let _ = memory.0.set(Arc::downgrade(&machine));
         let known = (host.page_map() && machine.watches_single_pages()).then(|| map_pages(&disks));
         if !machine.watches_single_pages() && !disks.is_empty() {
@@ -188,6 +193,7 @@ impl MachineBody {
         }
         self.dirty.take();
         let machine = part(state.record, &id, self.name())?;
+        let boot = self.plan.boot.iter().map(|(name, blob)| (*name, BootFile::Kept(*blob))).collect();
         let ram = *machine.tables.get(RAM).ok_or_else(|| bad(&format!("its machine {} has no RAM", self.name())))?;
         let devices = machine.blobs.get(DEVICES).ok_or_else(|| bad(&format!("its machine {} has no devices", self.name())))?;
         let devices = store.read_blob(devices)?;
@@ -214,18 +220,19 @@ impl MachineBody {
         if state.fresh_randomness {
             details.id = self.machine.id();
         }
-        Ok((self.parts(details.id, ram, owed)?, details))
+        Ok((self.parts(details.id, ram, owed, boot)?, details))
     }
 
     /// The parts of a machine that is about to boot, with what was loaded into it.
-    pub(crate) fn fresh_parts(&self, loaded: PageSet) -> Result<Parts<Writer>> {
-        self.parts(self.machine.id(), Root::empty(ram_pages(&self.plan.machine)), loaded)
+    pub(crate) fn fresh_parts(&self, host: &Host, loaded: PageSet) -> Result<Parts<Writer>> {
+        let boot = host.boot_files.read(&self.plan.machine, &self.plan.boot)?;
+        self.parts(self.machine.id(), Root::empty(ram_pages(&self.plan.machine)), loaded, boot)
     }
 
-    fn parts(&self, id: MachineId, ram: Root, owed: PageSet) -> Result<Parts<Writer>> {
+    fn parts(&self, id: MachineId, ram: Root, owed: PageSet, boot: BootFiles) -> Result<Parts<Writer>> {
         let writers: Vec<Arc<dyn OtherWriters>> = vec![Arc::new(Backends(self.dirty.clone()))];
         let known = self.known.clone().map(|known| known as Arc<dyn KnownPages>);
-        let mut parts: Parts<Writer> = vec![Box::new(MachinePart::new(self.machine.clone(), id, ram, owed, writers, known)?)];
+        let mut parts: Parts<Writer> = vec![Box::new(MachinePart::new(self.machine.clone(), id, ram, owed, boot, writers, known)?)];
         let disk_part = |disk: &ServedDisk| DiskPart::new(disk.name.clone(), disk.disk.clone(), disk.server.running(), clock::monotonic);
         parts.extend(self.disks.iter().map(|disk| Box::new(disk_part(disk)) as Box<_>));
         Ok(parts)

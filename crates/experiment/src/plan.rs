@@ -10,9 +10,9 @@ use crate::{
 use fermata_disk::{DiskDetails, Format};
 use fermata_net::{Interface, Topology};
 use fermata_store::Record;
-use fermata_types::{ImageId, PartKind, PartState, VirtualTime};
+use fermata_types::{BlobName, ImageId, PartKind, PartState, VirtualTime};
 use fermata_vm::{Accel, CONTROL_ADDRESS, CONTROL_PREFIX, FreePages, MachineConfig, MachineDetails, Net};
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 /// The machine type of new machines; QEMU puts in the version.
 const MACHINE_TYPE: &str = "q35";
@@ -52,6 +52,8 @@ pub(crate) struct MachinePlan {
     pub machine: MachineConfig,
     pub disks: Vec<DiskPlan>,
     pub outside: Outside,
+    /// What is in the files that it boots from, by name, where that is known.
+    pub boot: BTreeMap<&'static str, BlobName>,
 }
 
 /// What a machine sees of the world outside.
@@ -98,6 +100,9 @@ impl Plan {
         let mut plan = Self::new(&spec);
         for machine in &mut plan.machines {
             machine.machine = details(record, id, &machine.machine.name)?.config;
+            let blobs = &part(record, id, &machine.machine.name)?.blobs;
+            // Not in checkpoints of before they were kept.
+            machine.boot = machine.machine.boot_files().filter_map(|(name, _)| Some((name, *blobs.get(name)?))).collect();
             for disk in machine.disks.iter_mut().filter(|disk| disk.image.is_some()) {
                 disk.golden = DiskDetails::from_state(part(record, id, &disk.name)?)?.image.map(|image| image.id);
             }
@@ -155,7 +160,8 @@ impl MachinePlan {
         };
         let names = node.services.contains(&Service::Dns).then(|| Names::of(spec, name));
         let clock = node.clock.unwrap_or_default();
-        Self { machine, disks, outside: Outside { clock, ntp: node.services.contains(&Service::Ntp), names } }
+        let outside = Outside { clock, ntp: node.services.contains(&Service::Ntp), names };
+        Self { machine, disks, outside, boot: BTreeMap::new() }
     }
 }
 

@@ -13,6 +13,7 @@
 //! that nothing names. Who collects or verifies takes turns by a lock that nobody else takes.
 
 mod due;
+mod images;
 
 use crate::{
     Error, Progress, Result, Store, files, hash,
@@ -104,6 +105,10 @@ pub struct Collected {
     pub orphans: u64,
     /// Their bytes.
     pub orphan_bytes: u64,
+    /// Golden images that came from a remote, and that no checkpoint stands on any more; not counted above.
+    pub images: u64,
+    /// What they took on the disk.
+    pub image_bytes: u64,
     /// Checkpoints being written that kept this collection from removing anything; run it again when they are over.
     pub waiting_for: u64,
     /// Packs that cannot be read, and why. They stay.
@@ -211,6 +216,7 @@ impl<'a> Collection<'a> {
         let files = self.store.0.shelf().list()?;
         if self.options.dry_run {
             self.estimate(&files)?;
+            self.remove_images(self.lock_images())?;
             return Ok(self.told);
         }
         self.unhide()?;
@@ -223,7 +229,9 @@ impl<'a> Collection<'a> {
             return Ok(self.told);
         }
         self.wait(writers)?;
+        let images = self.lock_images();
         self.mark()?;
+        self.remove_images(images)?;
         self.unhide()?;
         removed::write(self.store)?;
         self.remove_dead()?;

@@ -117,6 +117,11 @@ impl TempFile {
         self.write(&sealed, at)
     }
 
+    /// The file with its lock, which lasts as long as this does.
+    pub fn held(&self) -> Result<File> {
+        self.file.try_clone().map_err(Error::io("keep open", &self.path))
+    }
+
     /// All that was written, when no more is to come.
     pub fn into_bytes(mut self, sealing: &Sealing) -> Result<Vec<u8>> {
         self.finish()?;

@@ -22,7 +22,8 @@ pub(crate) fn node(encoding: &[u8]) -> NodeName {
     NodeName(of(&NODE, encoding))
 }
 
-pub(crate) fn blob(bytes: &[u8]) -> BlobName {
+/// The name that a run of bytes has as a blob.
+pub fn blob(bytes: &[u8]) -> BlobName {
     BlobName(of(&BLOB, bytes))
 }
 

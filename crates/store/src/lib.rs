@@ -67,7 +67,7 @@ mod writer;
 
 pub use collect::{CollectOptions, CollectStage, Collected};
 pub use error::{Error, Result};
-pub use hash::ImageHasher;
+pub use hash::{ImageHasher, blob as blob_name};
 pub use hold::Hold;
 pub use image::{ImageReader, Progress};
 pub use keys::{Ask, Encryption, PASSPHRASE_VARIABLE, ask_passphrases_with};

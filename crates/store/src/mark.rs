@@ -9,7 +9,7 @@ use crate::{
     pack::{Kind, PackFile, contents::Contents},
     table::Nodes as _,
 };
-use fermata_types::{CheckpointId, NodeName, PackId};
+use fermata_types::{CheckpointId, ImageId, NodeName, PackId};
 use heed::RoTxn;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -111,6 +111,8 @@ pub(crate) struct Marker<'a> {
     /// Nodes walked in other packs.
     elsewhere: HashSet<Location>,
     marked: HashSet<CheckpointId>,
+    /// Golden images that these stand on.
+    images: HashSet<ImageId>,
     /// What is alive though doomed, since the last time it was taken: kinds and names.
     pub doomed: Vec<(Kind, [u8; 32])>,
 }
@@ -125,6 +127,7 @@ impl<'a> Marker<'a> {
             records: HashMap::new(),
             elsewhere: HashSet::new(),
             marked: HashSet::new(),
+            images: HashSet::new(),
             doomed: Vec::new(),
         };
         for (number, id) in packs {
@@ -164,8 +167,14 @@ impl<'a> Marker<'a> {
                 self.keep(&*index.read()?, Kind::Blob, blob.as_bytes(), false)?;
             }
         }
+        self.images.extend(record.images);
         self.marked.insert(*id);
         Ok(())
+    }
+
+    /// Whether a checkpoint that was marked stands on this golden image.
+    pub fn stands_on(&self, image: &ImageId) -> bool {
+        self.images.contains(image)
     }
 
     /// Whether a checkpoint was marked.

@@ -5,6 +5,7 @@ use fermata_linux::{clock::wall_ns, probe};
 use fermata_types::MachineId;
 use serde::{Deserialize, Serialize};
 use std::{
+    collections::BTreeMap,
     ffi::OsString,
     net::Ipv4Addr,
     path::{Path, PathBuf},
@@ -133,6 +134,8 @@ pub struct Place {
     pub directory: PathBuf,
     /// Mode 0700, not on tmpfs: what the guest prints must not take the room of its memory.
     pub logs: PathBuf,
+    /// Files that it boots from, by name, where they are not what the configuration names.
+    pub boot: BTreeMap<&'static str, PathBuf>,
 }
 
 impl Place {
@@ -249,11 +252,8 @@ pub(crate) fn arguments(config: &MachineConfig, id: &MachineId, place: &Place, s
         ),
     );
     line.add("-serial", "chardev:console");
-    if let Some(kernel) = &config.kernel {
-        line.add("-kernel", kernel);
-    }
-    if let Some(initrd) = &config.initrd {
-        line.add("-initrd", initrd);
+    for (name, path) in config.boot_files() {
+        line.add(&format!("-{name}"), place.boot.get(name).map_or(path, PathBuf::as_path));
     }
     if let Some(cmdline) = &config.cmdline {
         line.add("-append", cmdline);

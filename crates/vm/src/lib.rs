@@ -2,6 +2,7 @@
 //!
 //! - [`config`]: what a machine is, and QEMU's command line
 //! - [`machine`]: one QEMU process and the guest in it
+//! - [`boot`]: the files that it boots from, which a checkpoint keeps
 //! - [`part`]: the machine as a part of an experiment: what a checkpoint takes of it
 //! - [`pager`]: lazy restore: pages come when they are touched
 //! - [`agent`]: commands inside the guest
@@ -20,6 +21,7 @@
 //! It knows no disk image, no other machine and no timeline. A disk is a socket that somebody else serves. Nothing here depends on a patched QEMU.
 
 pub mod agent;
+pub mod boot;
 pub mod capture;
 mod changed;
 pub mod config;
@@ -46,6 +48,7 @@ mod untold;
 mod watch;
 
 pub use agent::{Agent, Begun, Execution, Visit};
+pub use boot::{BootFile, BootFiles, INITRD, KERNEL};
 pub use capture::{CaptureMode, CaptureOptions};
 pub use changed::changed_by_use;
 pub use config::{Accel, CONTROL_ADDRESS, CONTROL_PREFIX, MachineConfig, NETS_MAX, Net, Place, SERVICES_ADDRESS};

@@ -5,7 +5,7 @@
 //! state, go on. Other ways are in [`CaptureMode`].
 
 use crate::{
-    CaptureMode, Error, FreePages, KnownPages, Machine, MachineConfig, Result, Status, device_state,
+    BootFiles, CaptureMode, Error, FreePages, KnownPages, Machine, MachineConfig, Result, Status, boot, device_state,
     free::{Instant, Memo, Seen},
     held::HeldPages,
     known::{Aside, CapturedAside},
@@ -116,6 +116,8 @@ pub struct MachinePart {
     notes: Vec<Note>,
     /// What the last checkpoint learned of the guest's pages.
     memo: Memo,
+    /// What it boots from.
+    boot: BootFiles,
 }
 
 impl MachinePart {
@@ -125,6 +127,7 @@ impl MachinePart {
         id: MachineId,
         base: Root,
         owed: PageSet,
+        boot: BootFiles,
         writers: Vec<Arc<dyn OtherWriters>>,
         known: Option<Arc<dyn KnownPages>>,
     ) -> Result<Self> {
@@ -151,6 +154,7 @@ impl MachinePart {
             stood: None,
             notes: Vec::new(),
             memo: Memo::default(),
+            boot,
         })
     }
 
@@ -442,6 +446,7 @@ impl Part<Writer> for MachinePart {
             free: self.machine.capture().free,
             memo: self.memo.clone(),
             left_out: self.left_out.clone(),
+            boot: self.boot.clone(),
         }))
     }
 
@@ -467,6 +472,7 @@ impl Part<Writer> for MachinePart {
             Outcome::Permanent(state) => {
                 self.base = state.tables.get(RAM).copied().unwrap_or(self.base);
                 self.untold.settle(&self.taken, &self.left_out);
+                boot::keep(&mut self.boot, &state.blobs);
             }
             Outcome::Aborted => self.owed |= &self.taken,
         }
@@ -499,6 +505,7 @@ struct CapturedMachine {
     free: FreePages,
     memo: Memo,
     left_out: LeftOut,
+    boot: BootFiles,
 }
 
 impl Captured<Writer> for CapturedMachine {
@@ -527,6 +534,7 @@ impl Captured<Writer> for CapturedMachine {
         if !self.firmware.is_empty() {
             blobs.insert(FIRMWARE.to_owned(), storage.put_blob(&self.firmware)?);
         }
+        boot::save(&self.boot, storage, &mut blobs)?;
         let details = MachineDetails { id: self.id, time_virtual, off: self.off, config: self.config };
         let state = PartState {
             name: details.config.name.clone(),

@@ -48,7 +48,7 @@ impl Gc {
 /// What was freed, or would be.
 pub fn text(collected: &Collected, would: bool) -> String {
     let Collected { packs, packs_removed, packs_rewritten, packs_written, bytes_before, bytes_after, .. } = collected;
-    let freed = bytes_before.saturating_sub(*bytes_after).saturating_add(collected.orphan_bytes);
+    let freed = bytes_before.saturating_sub(*bytes_after).saturating_add(collected.orphan_bytes).saturating_add(collected.image_bytes);
     let verb = if would { "would be freed" } else { "freed" };
     let mut lines = format!(
         "{} {verb}: {} of {} removed, {} of them copied into {}\n",
@@ -70,6 +70,10 @@ pub fn text(collected: &Collected, would: bool) -> String {
     };
     if collected.orphans > 0 {
         lines += &format!("{} of a process that died, {}\n", text::several(collected.orphans, "pack"), text::bytes(collected.orphan_bytes));
+    }
+    if collected.images > 0 {
+        let (images, bytes) = (text::several(collected.images, "golden image"), text::bytes(collected.image_bytes));
+        lines += &format!("{images} from a remote that no checkpoint stands on, {bytes}\n");
     }
     if collected.waiting_for > 0 {
         let being = text::several(collected.waiting_for, "checkpoint");
@@ -101,9 +105,16 @@ mod tests {
         assert_eq!(text(&collected, false), expected);
         collected.bytes_dead = 1 << 20;
         collected.waiting_for = 1;
+        (collected.images, collected.image_bytes) = (1, 5 << 20);
         collected.damaged = vec!["packs/ab: no pack".into()];
         let said = text(&collected, true);
-        for part in ["would be freed", "about 1.0 MiB of it", "1 checkpoint being written", "left alone: packs/ab: no pack\n"] {
+        for part in [
+            "would be freed",
+            "about 1.0 MiB of it",
+            "1 checkpoint being written",
+            "1 golden image from a remote that no checkpoint stands on, 5.0 MiB",
+            "left alone: packs/ab: no pack\n",
+        ] {
             assert!(said.contains(part), "{said}");
         }
     }

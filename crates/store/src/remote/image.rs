@@ -12,6 +12,8 @@ use crate::{
 use fermata_types::{FANOUT, ImageId, NodeName, PAGE_SIZE, PageName, PageNumber, Root, ZERO_PAGE};
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
+    fs::File,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -77,13 +79,13 @@ impl ImageRecord {
     }
 }
 
-/// Writes an image whose table and blocks are here, among the images of the store.
+/// Writes an image whose table and blocks are here, among the images of the store. Also, what keeps it there while no checkpoint stands on it yet.
 pub(super) fn write(
     shelf: &mut Shelf<'_>,
     id: &ImageId,
     record: &ImageRecord,
     progress: &mut dyn FnMut(CopyStage, Progress),
-) -> Result<PathBuf> {
+) -> Result<(PathBuf, File)> {
     let (store, remote) = (shelf.store, shelf.remote);
     let wrong = |detail: &str| damaged(remote, &format!("{IMAGES}{id}"), detail);
     let mut blocks = Vec::new();
@@ -111,9 +113,9 @@ pub(super) fn write(
         return Err(wrong("what it describes is another image"));
     }
     let path = store.own_image(id);
-    file.place(&path)?;
+    let held = file.place(&path)?;
     progress(CopyStage::Images, Progress { done: total, total });
-    Ok(path)
+    Ok((path, held))
 }
 
 /// A file of a known length whose blocks come in order, and that is a hole where none came.
@@ -152,9 +154,17 @@ impl Sparse {
         Ok(())
     }
 
-    fn place(mut self, to: &Path) -> Result<()> {
+    /// Others can open it afterwards.
+    fn place(mut self, to: &Path) -> Result<File> {
         self.flush()?;
-        self.file.place(to)
+        let held = self.file.held()?;
+        self.file.place(to)?;
+        held.lock_shared().map_err(Error::io("lock", to))?;
+        // A lock becomes another one by being let go of first.
+        match held.metadata().map_err(Error::io("look at", to))?.nlink() {
+            0 => Err(Error::missing(to.display().to_string(), "somebody collected garbage in the same instant: pull again")),
+            _ => Ok(held),
+        }
     }
 }
 

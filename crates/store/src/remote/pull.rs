@@ -20,6 +20,7 @@ use crate::{
 use fermata_types::{BlobName, CheckpointId, ImageId, NodeName, PageBuf, PageName, Root, ZERO_PAGE};
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
+    fs::File,
     path::PathBuf,
     sync::Arc,
 };
@@ -105,7 +106,7 @@ impl Store {
         self.0.forget_if_collected()?;
         let jobs = options.jobs.max(1);
         let wanted = self.lacking(remote, experiment, ids, jobs)?;
-        Ok(Pull { shelf: Shelf::new(self, remote, jobs), wanted, images: 0, presence })
+        Ok(Pull { shelf: Shelf::new(self, remote, jobs), wanted, images: Vec::new(), presence })
     }
 
     /// The records of those that are not here, parents before children.
@@ -188,7 +189,8 @@ impl Wanted {
 pub struct Pull<'a> {
     shelf: Shelf<'a>,
     wanted: Vec<Wanted>,
-    images: u64,
+    /// Golden images that came, open, so that none is collected before the checkpoints are here that stand on it.
+    images: Vec<File>,
     /// None if whoever asked for it is present.
     presence: Option<Presence>,
 }
@@ -207,8 +209,8 @@ impl Pull<'_> {
         let record = image::record(self.shelf.remote, &object)?;
         self.shelf.look(progress)?;
         self.shelf.fetch_tables([record.root()].iter(), true, Vec::new(), progress)?;
-        let path = image::write(&mut self.shelf, id, &record, progress)?;
-        self.images += 1;
+        let (path, held) = image::write(&mut self.shelf, id, &record, progress)?;
+        self.images.push(held);
         Ok(Some(path))
     }
 
@@ -231,7 +233,7 @@ impl Pull<'_> {
         }
         let Self { shelf, images, .. } = self;
         let (packs, bytes) = shelf.fetched;
-        if total > 0 || images > 0 {
+        if total > 0 || !images.is_empty() {
             shelf.clear();
         }
         presence.take();
@@ -239,7 +241,7 @@ impl Pull<'_> {
             let _turn = Turn::alone(store, true)?;
             removed::write(store)?;
         }
-        Ok(Pulled { checkpoints: total, packs, bytes, images })
+        Ok(Pulled { checkpoints: total, packs, bytes, images: images.len() as u64 })
     }
 
     /// Fetches every pack that has something that is needed.

@@ -32,7 +32,7 @@ impl Keeper {
             // Nothing to do, or somebody else does it.
             Ok(Ok(None)) => return,
             Ok(Ok(Some(told))) => {
-                let freed = told.bytes_before.saturating_sub(told.bytes_after) + told.orphan_bytes;
+                let freed = told.bytes_before.saturating_sub(told.bytes_after) + told.orphan_bytes + told.image_bytes;
                 tracing::info!("{freed} bytes of what was removed are free again, in {} of {} packs", told.packs_removed, told.packs);
                 told.damaged.first().map(|damaged| format!("the space of removed checkpoints cannot all be freed: {damaged}"))
             }

@@ -91,6 +91,55 @@ fn an_image_comes_along_once() {
     assert_eq!(pull.image(&other, &mut |_, _| {}).unwrap(), None);
 }
 
+#[test]
+fn an_image_that_came_goes_when_no_checkpoint_stands_on_it() {
+    let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+    let (from, to) = (store(here.path()), store(there.path()));
+    let (id, image_id) = standing(&from, image());
+    push(&from, &place, &[id]).unwrap();
+    pull_both(&to, &place, &id, &image_id).unwrap();
+    let is_there = || to.own_image(&image_id).exists();
+    let collect = |dry_run| {
+        let told = to.collect(&CollectOptions { dry_run, ..CollectOptions::default() }, &mut |_, _| {}).unwrap();
+        (told.images, told.image_bytes > 0)
+    };
+    assert_eq!((collect(false), is_there()), ((0, false), true));
+    // A checkpoint that was removed, and that somebody holds, is one all the same.
+    let held = to.hold(&id).unwrap();
+    to.remove(&Removal { checkpoints: vec![id], ..Removal::default() }).unwrap();
+    assert_eq!((collect(false), is_there()), ((0, false), true));
+    drop(held);
+    // So is one that may come.
+    let open = fs::File::open(to.own_image(&image_id)).unwrap();
+    open.lock_shared().unwrap();
+    assert_eq!((collect(false), is_there()), ((0, false), true));
+    drop(open);
+    assert_eq!((collect(true), is_there()), ((1, true), true));
+    assert_eq!((collect(false), is_there()), ((1, true), false));
+    assert_whole(&to);
+    // Those of a user stay, and this one may come again.
+    pull_both(&to, &place, &id, &image_id).unwrap();
+    assert!(content(&to, &image_id) == image().0, "it is the same image");
+}
+
+/// A pull whose checkpoints are yet to come, beside collections.
+#[test]
+fn an_image_that_just_came_stays_for_its_checkpoints() {
+    let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+    let (from, to) = (store(here.path()), store(there.path()));
+    let (id, image_id) = standing(&from, image());
+    push(&from, &place, &[id]).unwrap();
+    let mut pull = to.begin_pull(&place, "lab", &[id], &PullOptions::default()).unwrap();
+    let path = pull.image(&image_id, &mut |_, _| {}).unwrap().unwrap();
+    let again = fs::File::open(&path).unwrap();
+    assert!(again.try_lock().is_err(), "whoever collects could have it");
+    assert!(again.try_lock_shared().is_ok(), "nobody could open it");
+    drop(again);
+    pull.finish(&mut |_, _| {}).unwrap();
+    to.collect(&CollectOptions::default(), &mut |_, _| {}).unwrap();
+    assert!(path.exists());
+}
+
 /// Sent without its image, a checkpoint has all its pages there; the image may follow.
 #[test]
 fn an_image_may_come_later() {
