@@ -107,6 +107,9 @@ pub trait Part<S: ?Sized>: Send {
     /// Goes on as if no time had passed.
     fn thaw(&mut self) -> Result<(), Failure>;
 
+    /// All that were to go on with this one have, or could not.
+    fn all_thawed(&mut self) {}
+
     /// Learns how the checkpoint ended.
     fn settle(&mut self, outcome: Outcome<'_>);
 

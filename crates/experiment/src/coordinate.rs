@@ -351,6 +351,18 @@ fn phase<S: 'static>(
                 failures.push((parts[*index].name().to_owned(), cause));
             }
         }
+        if phase == Phase::Thaw {
+            // Beside several it costs a turn of all that computes on this processor, and whoever still holds a lock has gone on while we waited for the others.
+            if order.len() == 1 {
+                priority::after_you();
+            }
+            group.iter().for_each(|(_, index)| {
+                _ = ask(parts, *index, |part| {
+                    part.all_thawed();
+                    Ok(())
+                })
+            });
+        }
     }
     all_of(name_of(phase), failures)
 }
@@ -510,6 +522,10 @@ impl<S> Part<S> for Lost<S> {
 
     fn thaw(&mut self) -> Result<(), Failure> {
         self.0.thaw()
+    }
+
+    fn all_thawed(&mut self) {
+        self.0.all_thawed();
     }
 
     fn settle(&mut self, outcome: Outcome<'_>) {

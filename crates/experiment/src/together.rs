@@ -1,7 +1,10 @@
 //! Several machines stopped, or started, as near together as can be: all are asked before any is waited for.
 
 use crate::{Error, Result, pace::Went};
-use fermata_linux::clock::{Stopwatch, monotonic, wall_ns};
+use fermata_linux::{
+    clock::{Stopwatch, monotonic, wall_ns},
+    priority,
+};
 use fermata_types::VirtualTime;
 use fermata_vm::{Machine, PATIENCE};
 use std::{sync::Arc, time::Duration};
@@ -60,15 +63,18 @@ pub(crate) fn run_together(starts: Vec<Start>) -> (Vec<Went>, Result<()>) {
         begun.push(start.machine.begin_run());
     }
     let finish = |((_, start), begun): (&(Duration, Start), fermata_vm::Result<_>)| {
-        start.machine.finish_run(begun?, PATIENCE)?;
+        let held_back = start.machine.finish_run(begun?, PATIENCE)?;
         let at = start.machine.went_on().map_or_else(monotonic, |wall| host_time(wall, before));
-        Ok(Went { machine: start.machine.config().name.clone(), from: start.from, at })
+        Ok((Went { machine: start.machine.config().name.clone(), from: start.from, at }, held_back))
     };
-    let results: Vec<fermata_vm::Result<Went>> = starts.iter().zip(begun).map(finish).collect();
+    let results: Vec<fermata_vm::Result<_>> = starts.iter().zip(begun).map(finish).collect();
+    if starts.len() == 1 {
+        priority::after_you();
+    }
     let (mut went, mut failed) = (Vec::new(), None);
     for result in results {
         match result {
-            Ok(machine) => went.push(machine),
+            Ok((machine, _held_back)) => went.push(machine),
             Err(error) => failed = failed.or(Some(error)),
         }
     }

@@ -1,4 +1,6 @@
 //! How the pause grows with the number of machines on one LAN that stand still together: beside stopping them one by one, and savevm on each.
+//!
+//! Arguments say how many machines, for a part of it: `./bench many 2 16`.
 
 use fermata_experiment::{Asked, Run};
 use fermata_net::World;
@@ -11,7 +13,7 @@ use fermata_testkit::{
     report::{Report, Table, quantile},
     rival::Stock,
 };
-use std::{thread, time::Duration};
+use std::{collections::BTreeMap, thread, time::Duration};
 
 const INTERVAL: Duration = Duration::from_secs(1);
 const BOOT: Duration = Duration::from_secs(300);
@@ -24,6 +26,11 @@ const DATAGRAMS: u32 = 5;
 const NETWORK: &str = "network";
 /// From the smallest to the largest number of machines, the pause may grow by this share of how much they grow.
 const GROWTH_MAX: f64 = 0.5;
+
+/// Machines that are so near to each other are together.
+const APART: Duration = Duration::from_millis(20);
+/// Checkpoints that bring them there, at most.
+const EVENED_MAX: usize = 60;
 
 /// All in ms, but for bytes and frames.
 struct Measured {
@@ -49,6 +56,21 @@ impl Measured {
         [of(|skew| skew.stop_ns), of(|skew| skew.resume_ns), of(|skew| skew.time_ns)]
     }
 
+    /// The steps of the pause by name: what they took in all machines together, which overlap, and in the one in which it took longest.
+    fn steps(&self) -> BTreeMap<String, [f64; 2]> {
+        let mut steps = BTreeMap::<String, Vec<[f64; 2]>>::new();
+        for record in &self.together {
+            let mut of_one = BTreeMap::<&str, [f64; 2]>::new();
+            for (name, ns) in &record.cost.steps_ns {
+                let (ms, [sum, most]) = (*ns as f64 / 1e6, of_one.entry(name.rsplit(' ').next().unwrap_or_default()).or_default());
+                (*sum, *most) = (*sum + ms, most.max(ms));
+            }
+            of_one.into_iter().for_each(|(step, values)| steps.entry(step.to_owned()).or_default().push(values));
+        }
+        let medians = |values: Vec<[f64; 2]>| [0, 1].map(|place| quantile(&values.iter().map(|pair| pair[place]).collect::<Vec<_>>(), 0.5));
+        steps.into_iter().map(|(step, values)| (step, medians(values))).collect()
+    }
+
     fn stored_kib(&self) -> f64 {
         quantile(&self.together.iter().map(|record| record.cost.stored_bytes as f64 / 1024.0).collect::<Vec<_>>(), 0.5)
     }
@@ -63,7 +85,8 @@ impl Measured {
 fn main() {
     let mut report = Report::new("many");
     let mut all = Vec::new();
-    for machines in pick(vec![2, 4, 8, 16, 32], vec![2, 8]) {
+    let wanted: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
+    for machines in if wanted.is_empty() { pick(vec![2, 4, 8, 16, 32], vec![2, 8]) } else { wanted } {
         let measured = measure(machines);
         tell(&measured, &mut report);
         all.push(measured);
@@ -100,6 +123,9 @@ fn tell(measured: &Measured, report: &mut Report) {
     report.tell(&of("stored a checkpoint, p50"), measured.stored_kib(), "KiB", None);
     report.tell(&of("of which the network, p50"), measured.network_kib(0.5), "KiB", None);
     report.tell(&of("of which the network, most"), measured.network_kib(1.0), "KiB", None);
+    for (step, [sum, most]) in measured.steps() {
+        report.tell(&of(&format!("{step}, all machines, p50")), sum, "ms", Some(("one of them", most)));
+    }
     report.tell(&of("frames received meanwhile"), measured.frames as f64, "", None);
 }
 
@@ -158,6 +184,12 @@ fn ours(machines: usize) -> (Vec<Record>, Vec<f64>, u64) {
     let (blocks, each) = pick((4, 6), (2, 3));
     let (mut together, mut in_turn) = (Vec::new(), Vec::new());
     for _ in 0..blocks {
+        // One by one they went on one by one, too, and each pause brings them together by some of that.
+        for _ in 0..EVENED_MAX {
+            if taken(&run, false).cost.skew.is_none_or(|skew| u128::from(skew.time_ns) < APART.as_nanos()) {
+                break;
+            }
+        }
         together.extend(at_every(INTERVAL, each, || taken(&run, false)));
         in_turn.extend(at_every(INTERVAL, each, || taken(&run, true).cost.pause_ns as f64 / 1e6));
     }

@@ -302,7 +302,9 @@ impl Machine {
     /// Lets the guest run. One that has powered itself off does not go on from there.
     pub fn run(&self) -> Result<()> {
         let asked = self.begin_run()?;
-        self.finish_run(asked, PATIENCE)
+        let _held_back = self.finish_run(asked, PATIENCE)?;
+        priority::after_you();
+        Ok(())
     }
 
     /// Sets off [`run`](Self::run): what begins several machines at once asks all of them before it waits for any.
@@ -318,11 +320,12 @@ impl Machine {
     }
 
     /// Waits until the guest runs, at most so long.
-    pub fn finish_run(&self, Running(asked, _held_back): Running, patience: Duration) -> Result<()> {
+    ///
+    /// QEMU answers before it gives up the lock that its processors wait for, and whoever reads the answer on QEMU's own processor keeps it from doing so. So who
+    /// has read the last answer of all is to let others go first ([`priority::after_you`]), and then to drop what keeps the guests' processors behind them.
+    pub fn finish_run(&self, Running(asked, held_back): Running, patience: Duration) -> Result<HeldBack> {
         self.monitor.answer::<qmp::cont>(asked, patience).inspect_err(|_| self.monitor.forget(asked))?;
-        // QEMU answers before it gives up the lock that its processors wait for. Whoever reads the answer on QEMU's own processor keeps it from doing so.
-        priority::after_you();
-        Ok(())
+        Ok(held_back)
     }
 
     /// Nobody waits for it any more.

@@ -14,7 +14,7 @@ use crate::{
     untold::{LeftOut, Untold},
 };
 use fermata_checkpoint::{Captured, Failure, Note, Outcome, Part, Phase, Saved};
-use fermata_linux::clock::Stopwatch;
+use fermata_linux::{clock::Stopwatch, priority::HeldBack};
 use fermata_store::{Class, Writer};
 use fermata_types::{MachineId, PAGE_SIZE, PageCounts, PageName, PageNumber, PageSet, PartKind, PartState, Root, VirtualTime, ZERO_PAGE};
 use serde::{Deserialize, Serialize};
@@ -118,6 +118,8 @@ pub struct MachinePart {
     memo: Memo,
     /// What it boots from.
     boot: BootFiles,
+    /// It goes on, and others are yet to.
+    held_back: Option<HeldBack>,
 }
 
 impl MachinePart {
@@ -155,6 +157,7 @@ impl MachinePart {
             notes: Vec::new(),
             memo: Memo::default(),
             boot,
+            held_back: None,
         })
     }
 
@@ -460,7 +463,12 @@ impl Part<Writer> for MachinePart {
         self.note("resume", since);
         self.machine.hold(false);
         self.stood = self.machine.stood();
-        Ok(resumed?)
+        self.held_back = Some(resumed?);
+        Ok(())
+    }
+
+    fn all_thawed(&mut self) {
+        self.held_back = None;
     }
 
     fn stood(&self) -> Option<Range<Duration>> {
