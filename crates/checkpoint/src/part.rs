@@ -56,8 +56,8 @@ pub trait Captured<S: ?Sized>: Send {
 
 /// A machine, a disk, a network or a process group.
 ///
-/// One checkpoint calls, in this order: `ready`, `prepare`, `catch_up`, `freeze`, `capture`, `thaw`, `all_thawed`, [`Captured::save`], `settle`. Everything from `freeze` to
-/// `thaw` is the pause. After any failure, a panic too, `thaw` (if `freeze` was begun) and `settle` are still called.
+/// One checkpoint calls, in this order: `ready`, `prepare`, `catch_up`, `freeze`, `capture`, `thaw`, `all_thawed`, [`Captured::save`], `settle`.
+/// Everything from `freeze` to `all_thawed` is the pause. After any failure, a panic too, `thaw` (if `freeze` was begun) and `settle` are still called.
 pub trait Part<S: ?Sized>: Send {
     /// The name of the part in its experiment.
     fn name(&self) -> &str;

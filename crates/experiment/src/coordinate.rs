@@ -353,7 +353,7 @@ fn phase<S: 'static>(
         }
         if phase == Phase::Thaw {
             // Beside several it costs a turn of all that computes on this processor, and whoever still holds a lock has gone on while we waited for the others.
-            if order.len() == 1 {
+            if of.len() == 1 && are_machines(parts, of) {
                 priority::after_you();
             }
             group.iter().for_each(|(_, index)| {

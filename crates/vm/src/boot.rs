@@ -8,9 +8,9 @@ use fermata_types::BlobName;
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 /// The blob of the kernel in a machine's [`PartState`](fermata_types::PartState), and the name of the file.
-pub const KERNEL: &str = "kernel";
+const KERNEL: &str = "kernel";
 /// The same of the initial RAM disk.
-pub const INITRD: &str = "initrd";
+const INITRD: &str = "initrd";
 
 /// A file to boot from.
 #[derive(Debug, Clone)]

@@ -48,7 +48,7 @@ mod untold;
 mod watch;
 
 pub use agent::{Agent, Begun, Execution, Visit};
-pub use boot::{BootFile, BootFiles, INITRD, KERNEL};
+pub use boot::{BootFile, BootFiles};
 pub use capture::{CaptureMode, CaptureOptions};
 pub use changed::changed_by_use;
 pub use config::{Accel, CONTROL_ADDRESS, CONTROL_PREFIX, MachineConfig, NETS_MAX, Net, Place, SERVICES_ADDRESS};

@@ -12,6 +12,7 @@ use fermata_api::{
 ///
 /// Packs that no checkpoint needs are removed, and packs that are mostly unneeded are written anew. Checkpoints go on being taken and gone to meanwhile. It
 /// may be interrupted at any time; the next one goes on. A keeper does it by itself once checkpoints were removed that had stored a tenth of what the store takes.
+/// Golden images that came from a remote go, too, once no checkpoint stands on them.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
