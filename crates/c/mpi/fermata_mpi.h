@@ -8,7 +8,7 @@
  *         ... the program's own MPI calls ...
  *     }
  *
- *     mpicc -o program program.c PREFIX/share/fermata/fermata_mpi.c PREFIX/share/fermata/fermata_mpi_refused.c $(pkg-config --cflags --libs fermata)
+ *     mpicc -o program program.c PREFIX/share/fermata/fermata_mpi*.c $(pkg-config --cflags --libs fermata)
  *     fermata run-ranks --transport mpi -n 4 ./program
  *
  * When a rank dies all begin again: each runs as it did, up to its first fermata_mpi_checkpoint(), which then brings the memory back as it was at the call where the last checkpoint was taken. So all

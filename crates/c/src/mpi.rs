@@ -1,4 +1,4 @@
-//! A rank of a program of MPI, for `mpi/fermata_mpi.c`, which carries the messages. What each function does is said there; a process is one rank, so they need no handle.
+//! A rank of a program of MPI, for `mpi/fermata_mpi*.c`, which carry the messages. What each function does is said there; a process is one rank, so they need no handle.
 
 use super::{OrNull, status, text, told};
 use fermata_process::ranks::{
@@ -24,6 +24,7 @@ static THIS: Mutex<Option<This>> = Mutex::new(None);
 #[repr(C)]
 pub struct FermataArrival {
     from: usize,
+    context: u32,
     tag: c_int,
     bytes: *const c_void,
     length: usize,
@@ -102,6 +103,16 @@ pub unsafe extern "C" fn fermata_rank_arrived(from: usize, message: *const u8, b
     status(|| with(|this| this.rank.arrived(from, unsafe { slice::from_raw_parts(message, bytes) })))
 }
 
+#[unsafe(no_mangle)]
+pub extern "C" fn fermata_rank_look() -> c_int {
+    status(|| {
+        with(|this| {
+            this.rank.look();
+            Ok(())
+        })
+    })
+}
+
 /// # Safety
 ///
 /// `arrival` is where one may be put.
@@ -112,9 +123,10 @@ pub unsafe extern "C" fn fermata_rank_find(from: c_int, context: u32, tag: c_int
     let Some(found) = found else { return -1 };
     let Some(found) = found else { return 0 };
     let found = Box::new(found);
-    let (from, tag, bytes, length) = (found.from, found.tag(), found.bytes().as_ptr().cast(), found.bytes().len());
+    let (from, context, tag) = (found.from, found.context(), found.tag());
+    let (bytes, length) = (found.bytes().as_ptr().cast(), found.bytes().len());
     // SAFETY: as the caller says. The bytes stay where they are as long as their owner.
-    unsafe { arrival.write(FermataArrival { from, tag, bytes, length, owner: Box::into_raw(found) }) };
+    unsafe { arrival.write(FermataArrival { from, context, tag, bytes, length, owner: Box::into_raw(found) }) };
     1
 }
 

@@ -11,6 +11,7 @@
 int main(int count, char **arguments) {
     int rank, value = 0;
     MPI_Request request;
+    MPI_Message message;
     MPI_Comm made;
     MPI_Init(&count, &arguments);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -21,7 +22,7 @@ int main(int count, char **arguments) {
         MPI_Finalize();
     fermata_mpi_checkpoint();
     if (!strcmp(what, "refused"))
-        MPI_Ssend(&value, 1, MPI_INT, 1 - rank, 0, MPI_COMM_WORLD);
+        MPI_Mprobe(1 - rank, 0, MPI_COMM_WORLD, &message, MPI_STATUS_IGNORE);
     if (!strcmp(what, "open")) {
         MPI_Irecv(&value, 1, MPI_INT, 1 - rank, 0, MPI_COMM_WORLD, &request);
         fermata_mpi_checkpoint();

@@ -129,9 +129,9 @@ impl Inbox {
         self.0.iter()
     }
 
-    /// The first one that fits; it stays here unless it is taken.
-    pub fn find(&mut self, fits: impl Fn(usize, &Parcel) -> bool, take: bool) -> Option<(usize, Arc<Parcel>)> {
-        let place = self.0.iter().position(|(from, parcel)| fits(*from, parcel))?;
+    /// The first one that fits, of the `first` that are here; it stays here unless it is taken.
+    pub fn find(&mut self, fits: impl Fn(usize, &Parcel) -> bool, first: usize, take: bool) -> Option<(usize, Arc<Parcel>)> {
+        let place = self.0.iter().take(first).position(|(from, parcel)| fits(*from, parcel))?;
         if take { self.0.remove(place) } else { self.0.get(place).cloned() }
     }
 

@@ -20,6 +20,8 @@ use std::{env, io, process, sync::Arc, time::Duration};
 
 /// Bytes in front of a message: the sender's CCN (8), the message's number on its channel (8), its context (4), its tag (4); little-endian.
 pub const HEAD: usize = 24;
+/// In the context of a message: its sender waits until it is received. It is found as one without.
+const SYNCHRONOUS: u32 = 1 << 31;
 /// How long a rank may wait for a message of anyone while one is held.
 const LONG: Duration = Duration::from_millis(100);
 
@@ -43,6 +45,11 @@ pub struct Arrival {
 }
 
 impl Arrival {
+    /// In which context it was sent, and whether its sender waits.
+    pub fn context(&self) -> u32 {
+        self.parcel.tag
+    }
+
     /// Its tag.
     pub fn tag(&self) -> i32 {
         tag(&self.parcel)
@@ -72,6 +79,8 @@ pub struct MpiRank {
     /// Of before the first call, and where there is no coordinator.
     inbox: Inbox,
     runtime: Option<&'static Runtime>,
+    /// Messages that were there when it was looked last.
+    seen: usize,
     /// Runs since a message was asked for in vain.
     vain: Option<Stopwatch>,
 }
@@ -91,7 +100,7 @@ impl MpiRank {
             None
         };
         let (memory, pieces) = area::reserve()?;
-        Ok(Self { here, pieces, memory: Some(memory), control, inbox: Inbox::default(), runtime: None, vain: None })
+        Ok(Self { here, pieces, memory: Some(memory), control, inbox: Inbox::default(), runtime: None, seen: 0, vain: None })
     }
 
     /// Memory that is captured, zeros in the beginning. Only before the first call; the same pieces in the same order in every life.
@@ -170,18 +179,27 @@ impl MpiRank {
         Ok(())
     }
 
-    /// The first message that is meant, if it may be had; it stays here unless it is taken.
+    /// Looks what has come. Only that is found from now on: messages that were held come at any time, and who asks for several, one after the other, would find the second for the first.
+    pub fn look(&mut self) {
+        self.seen = match self.runtime {
+            Some(runtime) => runtime.state().inbox.iter().len(),
+            None => self.inbox.iter().len(),
+        };
+    }
+
+    /// The first message that is meant, if it may be had and was there at the last [`look`](Self::look); it stays here unless it is taken.
     pub fn find(&mut self, which: Which, take: bool) -> Option<Arrival> {
         let fits = |from: Rank, parcel: &Parcel| {
-            parcel.tag == which.context
+            parcel.tag & !SYNCHRONOUS == which.context
                 && which.from.is_none_or(|wanted| from == wanted)
                 && which.tag.is_none_or(|wanted| tag(parcel) == wanted)
         };
         let found = match self.runtime {
-            Some(runtime) => runtime.state().inbox.find(fits, take),
-            None => self.inbox.find(fits, take),
+            Some(runtime) => runtime.state().inbox.find(fits, self.seen, take),
+            None => self.inbox.find(fits, self.seen, take),
         };
         let (from, parcel) = found?;
+        self.seen -= usize::from(take);
         self.vain = None;
         Some(Arrival { from, parcel })
     }
