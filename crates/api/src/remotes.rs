@@ -18,6 +18,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fs,
     io::{self, BufRead, Write},
+    net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
 };
 
@@ -445,7 +446,22 @@ pub fn experiments_on(store: &Path, request: &CopyRequest) -> Result<Vec<String>
 
 /// Answers for a directory, to somebody on another host for whom it is a remote, until he goes.
 pub fn serve(directory: &Path, from: impl BufRead, to: impl Write) -> Result<(), Problem> {
-    fermata_remote::serve(directory, from, to).map_err(|error| Problem::new(format!("cannot answer for {}: {error}", directory.display())))
+    fermata_remote::serve(directory, from, to).map_err(|error| cannot_answer(directory, &error))
+}
+
+/// The same over HTTP, for whoever knows the token of `FERMATA_PEER_TOKEN`, on a port of this host alone; `began` is told which. Returns only when it cannot go on.
+pub fn listen(directory: &Path, address: SocketAddr, began: impl FnOnce(SocketAddr)) -> Result<(), Problem> {
+    let listen = || {
+        let token = fermata_remote::Token::of_environment()?;
+        let listener = TcpListener::bind(address).map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))?;
+        let bound = listener.local_addr()?;
+        fermata_remote::listen(directory, listener, token, || began(bound))
+    };
+    listen().map_err(|error| cannot_answer(directory, &error))
+}
+
+fn cannot_answer(directory: &Path, error: &io::Error) -> Problem {
+    Problem::new(format!("cannot answer for {}: {error}", directory.display()))
 }
 
 /// The remote that is meant.

@@ -1,6 +1,6 @@
 //! What people call places.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{fmt, net::IpAddr, path::PathBuf, str::FromStr};
 
 /// A place that checkpoints are copied to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub enum Address {
         /// The directory there.
         directory: PathBuf,
     },
+    /// A directory for which a Fermata listens: `https://host/path`; `http://` on this host alone, since a secret travels.
+    Http(String),
 }
 
 /// A host, as `ssh` is told.
@@ -55,11 +57,28 @@ fn ssh(rest: &str) -> Result<Address, &'static str> {
     Ok(Address::Ssh { host: Host { name, port }, directory: PathBuf::from("/").join(directory) })
 }
 
+/// A URL, whole.
+fn http(url: &str) -> Result<Address, &'static str> {
+    let parsed = reqwest::Url::parse(url).map_err(|_| "is no URL")?;
+    if !parsed.username().is_empty() || parsed.password().is_some() {
+        return Err("has a name or a password, which many could read; what is secret is in FERMATA_PEER_TOKEN");
+    }
+    if parsed.query().is_some() || parsed.fragment().is_some() {
+        return Err("has more behind its path than can be asked for");
+    }
+    let host = parsed.host_str().unwrap_or_default();
+    let here = host.trim_matches(['[', ']']).parse::<IpAddr>().map_or(host == "localhost", |ip| ip.is_loopback());
+    if parsed.scheme() == "http" && !here {
+        return Err("would send a secret in the open; https:// hides it");
+    }
+    Ok(Address::Http(url.to_owned()))
+}
+
 impl FromStr for Address {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let forms = "write s3://BUCKET/PREFIX, ssh://HOST/DIRECTORY or the absolute path of a directory";
+        let forms = "write s3://BUCKET/PREFIX, ssh://HOST/DIRECTORY, https://HOST/PATH or the absolute path of a directory";
         match text.split_once("://") {
             Some(("s3", rest)) => {
                 let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
@@ -67,6 +86,7 @@ impl FromStr for Address {
                 if bucket.is_empty() { Err(format!("\"{text}\" names no bucket; {forms}")) } else { Ok(address) }
             }
             Some(("ssh", rest)) => ssh(rest).map_err(|why| format!("\"{text}\" {why}; {forms}")),
+            Some(("http" | "https", _)) => http(text).map_err(|why| format!("\"{text}\" {why}; {forms}")),
             Some(("file", rest)) if rest.starts_with('/') => Ok(Self::Directory(rest.into())),
             None if text.starts_with('/') => Ok(Self::Directory(text.into())),
             _ => Err(format!("\"{text}\" is no place that checkpoints can be copied to; {forms}")),
@@ -80,6 +100,7 @@ impl fmt::Display for Address {
             Self::Directory(path) => path.display().fmt(f),
             Self::S3 { bucket, prefix } if prefix.is_empty() => write!(f, "s3://{bucket}"),
             Self::S3 { bucket, prefix } => write!(f, "s3://{bucket}/{prefix}"),
+            Self::Http(url) => f.write_str(url),
             Self::Ssh { host, directory } => write!(f, "ssh://{host}{}", directory.display()),
         }
     }
@@ -98,6 +119,10 @@ mod tests {
             ("s3://bucket/a/b/", "s3://bucket/a/b"),
             ("ssh://host/backup", "ssh://host/backup"),
             ("ssh://me@host:2222/backup/b", "ssh://me@host:2222/backup/b"),
+            ("https://host.example:8443/a", "https://host.example:8443/a"),
+            ("http://127.0.0.1:8391", "http://127.0.0.1:8391"),
+            ("http://[::1]:8391/", "http://[::1]:8391/"),
+            ("http://localhost/a", "http://localhost/a"),
         ] {
             assert_eq!(text.parse::<Address>().map(|address| address.to_string()), Ok(told.to_owned()), "{text}");
         }
@@ -111,7 +136,11 @@ mod tests {
             "ssh:///a",
             "ssh://-oProxyCommand=x/a",
             "ssh://host:ssh/a",
-            "https://host/a",
+            "http://host.example/a",
+            "http://127.0.0.1.example/a",
+            "https://me:secret@host/a",
+            "https://host/a?b",
+            "https://",
             "ftp://host/a",
             "file://a",
         ] {

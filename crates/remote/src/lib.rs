@@ -3,7 +3,7 @@
 //! - [`Address`]: what a person calls such a place
 //! - [`open`]: reaches it
 //! - `Connection`: object storage or a directory; it implements [`Remote`] on `object_store`
-//! - `Peer`: a directory of another host, for which [`serve`] answers there
+//! - `Peer`: a directory of another host, for which [`serve`] or [`listen`] answers there
 //! - [`Sealed`]: a place of which its owner can read nothing
 //! - `limit`: how fast bytes may travel
 //!
@@ -17,7 +17,7 @@ mod sealed;
 mod tests;
 
 pub use address::{Address, Host};
-pub use peer::serve;
+pub use peer::{Token, listen, serve};
 pub use sealed::Sealed;
 
 use fermata_linux::random;
@@ -56,7 +56,8 @@ struct Patience {
 }
 
 /// Reaches a place, and moves at most so many bytes a second each way. S3's keys, region and endpoint come from the environment, under the names that
-/// its other clients use (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL`); for another host there is `ssh`, or what `FERMATA_SSH` names.
+/// its other clients use (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL`); for another host there is `ssh`, or what `FERMATA_SSH` names;
+/// for HTTP a [`Token`].
 ///
 /// Nothing is asked of it yet. A directory is made if there is none.
 pub fn open(address: &Address, bytes_per_second: Option<u64>) -> io::Result<Box<dyn Remote>> {
@@ -74,6 +75,7 @@ fn with_patience(address: &Address, bytes_per_second: Option<u64>, patience: Pat
         Address::Directory(path) => Box::new(Connection::directory(path, limit)?),
         Address::S3 { bucket, prefix } => Box::new(Connection::s3(bucket, prefix, limit, patience)?),
         Address::Ssh { host, directory } => Box::new(Peer::over_ssh(host, directory, limit, patience)),
+        Address::Http(url) => Box::new(Peer::over_http(url, Token::of_environment()?, limit, patience)?),
     })
 }
 
@@ -261,9 +263,9 @@ impl Remote for Connection {
 }
 
 /// What went wrong, with all of its causes: the innermost says most.
-fn told(error: Error) -> io::Error {
+fn told(error: impl std::error::Error) -> io::Error {
     let mut text = error.to_string();
-    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(&error);
+    let mut cause = error.source();
     while let Some(inner) = cause {
         let inner_text = inner.to_string();
         if !text.contains(&inner_text) {

@@ -19,6 +19,10 @@ impl Limit {
         Self { bytes_per_second: bytes_per_second.max(1), next: Mutex::default() }
     }
 
+    pub fn bytes_per_second(&self) -> u64 {
+        self.bytes_per_second
+    }
+
     /// For how long so many bytes have to wait. Their time is taken.
     pub fn wait(&self, bytes: usize) -> Duration {
         self.wait_at(monotonic(), bytes)

@@ -1,4 +1,4 @@
-//! The same against each kind of place; S3 is a real server of it, over HTTP on this host, and another host is a thread.
+//! The same against each kind of place; S3 is a real server of it, over HTTP on this host, and other hosts are threads.
 
 use super::*;
 use fermata_store::{
@@ -6,74 +6,48 @@ use fermata_store::{
     remote::{PruneOptions, PullOptions, PushOptions, RefName},
 };
 use fermata_types::{CheckpointId, PAGE_SIZE, PageBuf, PartKind, PartState, Root};
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo},
-    server::conn::auto::Builder,
-};
-use s3s::{auth::SimpleAuth, service::S3ServiceBuilder};
-use std::{net::SocketAddr, time::Instant};
+use s3::SECRET;
+use std::time::Instant;
 
-const KEY: &str = "AKIAIOSFODNN7EXAMPLE";
-const SECRET: &str = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY";
-const BUCKET: &str = "checkpoints";
+#[path = "../tests/fixtures/s3.rs"]
+mod s3;
 
-/// A server of S3, until it is dropped.
-struct Server {
-    runtime: Option<Runtime>,
-    at: SocketAddr,
-    _files: tempfile::TempDir,
+/// A server of S3 and its objects, until it is dropped.
+struct ObjectStorage {
+    server: s3::Server,
+    files: tempfile::TempDir,
 }
 
-impl Server {
+impl ObjectStorage {
     fn begin() -> Self {
         let files = tempfile::tempdir().unwrap();
-        fs::create_dir(files.path().join(BUCKET)).unwrap();
-        let mut service = S3ServiceBuilder::new(s3s_fs::FileSystem::new(files.path()).unwrap());
-        service.set_auth(SimpleAuth::from_single(KEY, SECRET));
-        let service = service.build();
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
-        let at = listener.local_addr().unwrap();
-        runtime.spawn(async move {
-            while let Ok((socket, _)) = listener.accept().await {
-                let service = service.clone();
-                tokio::spawn(async move {
-                    Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(socket), service).await.map_err(drop)
-                });
-            }
-        });
-        Self { runtime: Some(runtime), at, _files: files }
+        Self { server: s3::Server::begin(files.path(), 0), files }
     }
 
     fn connect(&self, secret: &str, limit: Option<u64>) -> Connection {
         choose_ciphers();
-        let mut connection = Connection::directory(&self._files.path().join("unused"), limit.map(Limit::new)).unwrap();
+        let mut connection = Connection::directory(&self.files.path().join("unused"), limit.map(Limit::new)).unwrap();
         let builder = AmazonS3Builder::new()
-            .with_bucket_name(BUCKET)
-            .with_endpoint(format!("http://{}", self.at))
-            .with_region("us-east-1")
-            .with_access_key_id(KEY)
+            .with_bucket_name(s3::BUCKET)
+            .with_endpoint(format!("http://{}", self.server.at()))
+            .with_region(s3::REGION)
+            .with_access_key_id(s3::KEY)
             .with_secret_access_key(secret)
             .with_allow_http(true)
             .with_retry(RetryConfig { max_retries: 1, retry_timeout: Duration::from_secs(5), ..RetryConfig::default() });
-        connection.address = Address::S3 { bucket: BUCKET.into(), prefix: "a/b".into() };
+        connection.address = Address::S3 { bucket: s3::BUCKET.into(), prefix: "a/b".into() };
         connection.base = Name::from("a/b");
         connection.place = Arc::new(builder.build().unwrap());
         connection
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.runtime.take().unwrap().shutdown_background();
-    }
-}
-
 fn on_each_kind(test: impl Fn(&dyn Remote)) {
-    let [one, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let [one, other, third] = [(); 3].map(|()| tempfile::tempdir().unwrap());
     test(&Connection::directory(&one.path().join("new/one"), None).unwrap());
     test(&Peer::of_thread(&other.path().join("new/one"), None));
-    let server = Server::begin();
+    test(&Peer::of_listener(&third.path().join("new/one"), None));
+    let server = ObjectStorage::begin();
     test(&server.connect(SECRET, None));
 }
 
@@ -140,8 +114,10 @@ fn of_two_who_change_an_object_one_is_told() {
 
 #[test]
 fn a_limit_is_kept() {
-    let (server, directory) = (Server::begin(), tempfile::tempdir().unwrap());
-    let places: [&dyn Remote; 2] = [&server.connect(SECRET, Some(8 << 20)), &Peer::of_thread(directory.path(), Some(Limit::new(8 << 20)))];
+    let (server, directory) = (ObjectStorage::begin(), tempfile::tempdir().unwrap());
+    let limit = || Some(Limit::new(8 << 20));
+    let (piped, posted) = (Peer::of_thread(directory.path(), limit()), Peer::of_listener(directory.path(), limit()));
+    let places: [&dyn Remote; 3] = [&server.connect(SECRET, Some(8 << 20)), &piped, &posted];
     for place in places {
         let (bytes, began) = (vec![1; 12 << 20], Instant::now());
         place.put("packs/large", bytes.clone()).unwrap();
@@ -155,7 +131,7 @@ fn a_limit_is_kept() {
 
 #[test]
 fn a_wrong_key_and_a_server_that_is_gone_are_told() {
-    let server = Server::begin();
+    let server = ObjectStorage::begin();
     let error = server.connect("wrong", None).get("format", 10).unwrap_err().to_string();
     assert!(error.contains("SignatureDoesNotMatch") || error.contains("403"), "{error}");
     let place = server.connect(SECRET, None);

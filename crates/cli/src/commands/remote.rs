@@ -24,8 +24,9 @@ use std::path::Path;
 
 /// Name places that checkpoints are copied to, or list them
 ///
-/// A place is a directory, of this host or of one that `ssh` reaches and that has Fermata, too; or a bucket of S3 or of what speaks like it, whose keys, region
-/// and endpoint come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL.
+/// A place is a directory, of this host or of one that has Fermata, too, and is reached by `ssh` or where `fermata peer --listen` answers, with the token of
+/// FERMATA_PEER_TOKEN; or a bucket of S3 or of what speaks like it, whose keys, region and endpoint come from the environment: AWS_ACCESS_KEY_ID,
+/// AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL.
 ///
 /// Memory and disks have whatever the guests have, passwords and keys among them. So what is put there is encrypted with a passphrase, that of $FERMATA_PASSPHRASE or what is typed when it is needed, or with a key file, contents and
 /// names, unless --plain says that whoever can read the place may read it. Without the secret it cannot be read again, by anybody.
@@ -36,6 +37,7 @@ Examples:
   head -c 32 /dev/urandom > fermata.key
   fermata remote add backup s3://my-bucket/fermata --key-file fermata.key
   fermata remote add vault ssh://me@vault.example/srv/fermata --passphrase
+  fermata remote add peer https://vault.example --passphrase
   fermata remote add nas /mnt/nas/fermata --plain --limit 50M
   fermata remote
   fermata push nas
@@ -57,7 +59,7 @@ enum What {
     Add {
         /// Its name here
         name: String,
-        /// s3://BUCKET/PREFIX, ssh://HOST/DIRECTORY, or the path of a directory
+        /// s3://BUCKET/PREFIX, ssh://HOST/DIRECTORY, https://HOST/PATH, or the path of a directory
         address: String,
         /// How many bytes a second may travel there and back: 50M
         #[arg(long, value_name = "SIZE")]

@@ -6,7 +6,14 @@ use fermata_testkit::{
     guests,
 };
 use serde_json::Value;
-use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::{Child, Stdio},
+    time::Duration,
+};
 
 const SOON: Duration = Duration::from_secs(120);
 
@@ -107,6 +114,32 @@ fn ssh(cli: &mut Cli) {
     cli.set("FERMATA_SSH", path);
 }
 
+const TOKEN: &str = "8c7f0ee1b24c4fb19d2a";
+
+/// `fermata peer --listen`, until it is dropped.
+struct Listening {
+    child: Child,
+    url: String,
+}
+
+impl Listening {
+    fn begin(cli: &Cli, place: &Path) -> Self {
+        let mut peer = cli.command(&["peer", &place.display().to_string(), "--listen", "127.0.0.1:0"]);
+        let mut child = peer.stdout(Stdio::piped()).spawn().expect("it begins");
+        let mut said = String::new();
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut said).expect("it says where");
+        let url = said.trim().rsplit(' ').next().expect("a word").to_owned();
+        Self { child, url }
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 #[test]
 fn a_push_that_is_killed_goes_on() {
     let mut here = Cli::new();
@@ -116,10 +149,16 @@ fn a_push_that_is_killed_goes_on() {
     await_that("it works", SOON, || here.console("main").contains("selfcheck round"));
     here.checkpoint("one");
     here.ok(&["down"]);
+    here.set("FERMATA_PEER_TOKEN", TOKEN);
     for kind in ["", "ssh://me@elsewhere:2222"] {
         let place = here.path().join(format!("it's a place{}", kind.len()));
         killed_and_gone_on(&here, &format!("{kind}{}", place.display()), &place);
     }
+    let place = here.path().join("listened for");
+    let listening = Listening::begin(&here, &place);
+    killed_and_gone_on(&here, &listening.url, &place);
+    here.set("FERMATA_PEER_TOKEN", "another one, but long enough".replace(' ', "-"));
+    here.fails(&["push", &listening.url, "-e", "copied"], 1, &["does not take the token", "FERMATA_PEER_TOKEN"]);
     here.fails(&["push", "nowhere"], 1, &["nowhere", "there is place"]);
     here.set("FERMATA_SSH", "/bin/false");
     here.fails(&["push", "ssh://elsewhere/place", "-e", "copied"], 1, &["/bin/false elsewhere ended: exit status: 1"]);
@@ -128,6 +167,7 @@ fn a_push_that_is_killed_goes_on() {
 fn killed_and_gone_on(here: &Cli, address: &str, place: &Path) {
     let mut there = Cli::new();
     ssh(&mut there);
+    there.set("FERMATA_PEER_TOKEN", TOKEN);
     here.ok(&["remote", "add", &format!("place{}", address.len()), address, "--plain"]);
     let mut push = here.command(&["push", address, "--limit", "8M", "-e", "copied"]).spawn().expect("it begins");
     await_that("a pack is there", SOON, || bytes(&place.join("packs")) > 20 << 20);

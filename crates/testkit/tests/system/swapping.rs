@@ -12,6 +12,9 @@ use std::{
     time::Duration,
 };
 
+#[path = "../../../remote/tests/fixtures/s3.rs"]
+mod s3;
+
 const SOON: Duration = Duration::from_secs(120);
 const NAME: &str = "swapped";
 
@@ -195,6 +198,38 @@ fn a_machine_waits_for_a_remote_that_is_lost() {
     cli.ok(&["swapin"]);
     assert_kept(&cli);
     await_that("all of it is here", SOON, || !is_loading(&cli));
+    cli.ok(&["down"]);
+    assert_whole(&cli);
+}
+
+#[test]
+fn it_stands_in_object_storage_and_waits_for_it() {
+    let mut cli = Cli::new();
+    let files = cli.path().join("objects");
+    let server = s3::Server::begin(&files, 0);
+    let port = server.at().port();
+    let endpoint = format!("http://{}", server.at());
+    for (name, value) in [
+        ("AWS_ACCESS_KEY_ID", s3::KEY),
+        ("AWS_SECRET_ACCESS_KEY", s3::SECRET),
+        ("AWS_REGION", s3::REGION),
+        ("AWS_ENDPOINT_URL", &endpoint),
+    ] {
+        cli.set(name, value);
+    }
+    boot(&cli, "selfcheck:64:4");
+    cli.ok(&["remote", "add", "cloud", &format!("s3://{}/lab", s3::BUCKET), "--plain"]);
+    let out = cli.json(&["swapout", "--to", "cloud"]);
+    assert!(cli.processes().is_empty() && count(&out["freed_bytes"]) > 40 << 20, "{out}");
+    let back = cli.json(&["swapin", "--limit", "6M"]);
+    assert_eq!(back["checkpoint"], out["checkpoint"]);
+    assert!(!back["loading"].is_null(), "64 MiB are not here in an instant: {back}");
+    drop(server);
+    await_that("it waits", SOON, || shown(&cli)["loading"]["waiting"].is_string());
+    let _server = s3::Server::begin(&files, port);
+    await_that("all of it is here", SOON, || !is_loading(&cli));
+    assert_kept(&cli);
+    cli.ok(&["checkpoint"]);
     cli.ok(&["down"]);
     assert_whole(&cli);
 }
