@@ -18,6 +18,7 @@
 //! - [`exports`]: parts of checkpoints as files for other programs
 //! - [`mounting`]: checkpoints as directories of files
 //! - [`plots`]: figures over many checkpoints, as series to draw
+//! - [`receiving`]: second copies of programs' areas
 //! - [`trials`]: forks in which a script runs, for whoever tries things; [`bisect`]: which checkpoint to try next
 //! - [`doctor`]: what this host can and cannot do
 //! - [`spec`], [`net`]: the specification of an experiment and its network, handed through to the doors
@@ -41,6 +42,7 @@ pub mod mounting;
 pub mod paths;
 pub mod plots;
 pub mod ranks;
+pub mod receiving;
 pub mod remote_prune;
 pub mod remotes;
 pub mod secrets;

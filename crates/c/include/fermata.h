@@ -63,6 +63,14 @@ int fermata_commit(fermata_area *area);
 int fermata_commit_behind(fermata_area *area, fermata_pending **pending);
 int fermata_wait(fermata_pending *pending);
 
+/* Commits, and has each commit from this one on go to a backup, too: to whoever receives at this Unix socket (fermata receive), which a tunnel may lead to from another host (ssh -L). When this returns the backup has all of the
+ * area. fermata_commit then waits for the backups, too; it returns -1 if one is lost, and the commit is durable here all the same: fermata_back_up_to sends all anew, fermata_stop_backing_up does without. */
+int fermata_back_up_to(fermata_area *area, const char *socket);
+int fermata_stop_backing_up(fermata_area *area, const char *socket);
+
+/* As fermata_commit, but returns as soon as every backup has it in its memory; it becomes durable behind the program. */
+int fermata_commit_replicated(fermata_area *area);
+
 /* Undoes all writes since the last commit. */
 int fermata_roll_back(fermata_area *area);
 

@@ -194,6 +194,48 @@ pub unsafe extern "C" fn fermata_wait(pending: *mut FermataPending) -> c_int {
 
 /// # Safety
 ///
+/// `socket` is a text that ends with a zero, or NULL.
+unsafe fn socket_at<'a>(socket: *const c_char) -> Result<&'a Path, String> {
+    if socket.is_null() {
+        return Err("the socket is NULL".into());
+    }
+    // SAFETY: as the caller says.
+    Ok(Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(socket) }.to_bytes())))
+}
+
+/// # Safety
+///
+/// An area of `fermata_open`; nobody writes to its memory meanwhile. `socket` is a text that ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fermata_back_up_to(of: *mut FermataArea, socket: *const c_char) -> c_int {
+    // SAFETY: as the caller says.
+    status(|| unsafe { area(of)?.back_up_to(socket_at(socket)?) }.map_err(text))
+}
+
+/// # Safety
+///
+/// An area of `fermata_open`. `socket` is a text that ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fermata_stop_backing_up(of: *mut FermataArea, socket: *const c_char) -> c_int {
+    status(|| {
+        // SAFETY: as the caller says.
+        let (area, socket) = unsafe { (area(of)?, socket_at(socket)?) };
+        area.stop_backing_up(socket);
+        Ok(())
+    })
+}
+
+/// # Safety
+///
+/// An area of `fermata_open`; nobody writes to its memory meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fermata_commit_replicated(of: *mut FermataArea) -> c_int {
+    // SAFETY: as the caller says.
+    status(|| unsafe { area(of) }?.begin().and_then(|cycle| cycle.commit_replicated()).map(drop).map_err(text))
+}
+
+/// # Safety
+///
 /// An area of `fermata_open`; nobody writes to its memory meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fermata_roll_back(of: *mut FermataArea) -> c_int {

@@ -30,6 +30,7 @@ mod ports;
 mod prune;
 mod push;
 mod rebuild;
+mod receive;
 mod remote;
 mod resume;
 mod rm;
@@ -119,13 +120,13 @@ pub enum Command {
     Init(init::Init),
     Rekey(init::Rekey),
     RunRanks(run_ranks::RunRanks),
+    Receive(receive::Receive),
+    Peer(peer::Peer),
     Schema(schema::Schema),
     Doctor(doctor::Doctor),
     Completions(completions::Completions),
     #[command(hide = true)]
     Keeper(keeper::Keeper),
-    #[command(hide = true)]
-    Peer(peer::Peer),
 }
 
 impl Command {
@@ -173,6 +174,7 @@ impl Command {
             Self::Init(command) => command.run(context),
             Self::Rekey(command) => command.run(context),
             Self::RunRanks(command) => command.run(context),
+            Self::Receive(command) => command.run(context),
             Self::Schema(command) => command.run(context),
             Self::Doctor(command) => command.run(context),
             Self::Completions(command) => command.run(context),

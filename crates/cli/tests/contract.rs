@@ -78,6 +78,8 @@ fn every_command_has_help_with_examples() {
         "init",
         "rekey",
         "run-ranks",
+        "receive",
+        "peer",
         "link",
         "capture",
         "tag",

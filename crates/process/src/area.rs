@@ -220,23 +220,35 @@ impl Area {
         words.add_whole(&std::mem::take(&mut self.owed));
         words.leave_out(&self.excluded);
         let details = Details::new(self.memory.range().start, &self.excluded);
-        Ok(Capture::copy(&self.name, &self.memory, words, std::mem::take(&mut self.dropped), details))
+        let dropped = std::mem::take(&mut self.dropped);
+        Ok(Capture::copy(&self.name, self.as_slice(), words, dropped, details))
+    }
+
+    /// All that it holds, as it is now, for somebody who has nothing of it. What is in the next capture does not change.
+    pub(crate) fn copy(&self) -> Result<Capture> {
+        let pages = self.populated()? - &self.excluded;
+        let details = Details::new(self.memory.range().start, &self.excluded);
+        Ok(Capture::copy(&self.name, self.as_slice(), pages.into(), PageSet::new(), details))
+    }
+
+    fn populated(&self) -> Result<PageSet> {
+        let populated = self.memory.file().populated().map_err(Error::io(&self.name, "looking where it has memory"))?;
+        let page = |offset: u64| (offset / PAGE_SIZE as u64) as PageNumber;
+        let mut pages = PageSet::new();
+        populated.into_iter().for_each(|(from, to)| _ = pages.insert_range(page(from)..page(to)));
+        Ok(pages)
     }
 
     /// The same with all pages that hold anything, written or not: a full checkpoint.
     pub fn capture_all(&mut self) -> Result<Capture> {
-        let populated = self.memory.file().populated().map_err(Error::io(&self.name, "looking where it has memory"))?;
-        let page = |offset: u64| (offset / PAGE_SIZE as u64) as PageNumber;
-        populated.into_iter().for_each(|(from, to)| _ = self.owed.insert_range(page(from)..page(to)));
+        self.owed |= self.populated()?;
         self.capture()
     }
 
     /// A capture came to nothing: its pages are in the next one, as they are then.
     pub fn give_back(&mut self, capture: Capture) {
-        let (pages, dropped) = capture.into_pages();
-        self.owed |= pages;
-        self.owed -= &self.excluded;
-        self.dropped |= dropped & &self.excluded;
+        let (pages, dropped) = capture.touched();
+        self.owe(&pages, &dropped);
     }
 
     /// Pages that are in the next capture, written or not.

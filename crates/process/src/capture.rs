@@ -1,7 +1,6 @@
 //! What was written to an area, as it was at one instant.
 
 use crate::{Error, Result};
-use fermata_linux::AreaMemory;
 use fermata_store::{Store, Writer};
 use fermata_tracker::Words;
 use fermata_types::{PAGE_SIZE, PageCounts, PageNumber, PageSet, PartKind, PartState, Root};
@@ -59,8 +58,8 @@ pub struct Capture {
 }
 
 impl Capture {
-    pub(crate) fn copy(area: &str, memory: &AreaMemory, words: Words, dropped: PageSet, details: Details) -> Self {
-        let (pages, memory) = (words.pages(), memory.as_slice());
+    pub(crate) fn copy(area: &str, memory: &[u8], words: Words, dropped: PageSet, details: Details) -> Self {
+        let pages = words.pages();
         let mut content = Vec::with_capacity(pages.len() as usize * PAGE_SIZE);
         pages.iter().for_each(|page| content.extend_from_slice(&memory[page as usize * PAGE_SIZE..][..PAGE_SIZE]));
         Self { area: area.to_owned(), bytes: memory.len() as u64, words, content, dropped, details }
@@ -122,8 +121,13 @@ impl Capture {
     }
 
     /// Which pages it has, and which it takes away.
-    pub(crate) fn into_pages(self) -> (PageSet, PageSet) {
-        (self.words.pages(), self.dropped)
+    pub(crate) fn touched(&self) -> (PageSet, PageSet) {
+        (self.words.pages(), self.dropped.clone())
+    }
+
+    /// Runs of pages that are left out of the area: the first, and how many.
+    pub(crate) fn excluded(&self) -> &[(PageNumber, PageNumber)] {
+        &self.details.excluded
     }
 }
 

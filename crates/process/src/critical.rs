@@ -5,20 +5,27 @@
 //!   ───────────┬──────────────────┬─────────────┬───────────> the program
 //!              │ Cycle: the slice │ capture     │
 //!              │ to write to      │ (the pause) │
-//!                                 └── written behind it, if asked so ──> checkpoint
+//!                                 ├── written behind it, if asked so ──> checkpoint
+//!                                 └── sent, where there are backups ──> their checkpoints
 //! ```
 
-use crate::{Area, Error, Options, Pending, Result, line::Line};
+use crate::{Area, Capture, Error, Options, Pending, Result, follower::Follower, line::Line};
 use fermata_linux::{clock::Stopwatch, lock::FileLock};
 use fermata_store::Store;
 use fermata_types::{CheckpointId, PAGE_SIZE};
-use std::ops::{Deref, DerefMut, Range};
+use std::{
+    ops::{Deref, DerefMut, Range},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 /// A critical data area: memory that comes back after a crash as it was at the last commit.
 #[derive(Debug)]
 pub struct CriticalArea {
     area: Area,
     line: Line,
+    backups: Vec<Follower>,
     /// One process at a time: two would grow one line.
     _lock: FileLock,
 }
@@ -55,10 +62,10 @@ impl CriticalArea {
                 area
             }
         };
-        Ok(Self { area, line, _lock: lock })
+        Ok(Self { area, line, backups: Vec::new(), _lock: lock })
     }
 
-    fn lock(store: &Store, name: &str) -> Result<FileLock> {
+    pub(crate) fn lock(store: &Store, name: &str) -> Result<FileLock> {
         // Names of areas are names of experiments: the store refuses others, but this file comes first.
         if name.is_empty() || name.len() > 128 || name.contains(['/', '~', '\0']) || name.starts_with('-') {
             return Err(Error::refused(
@@ -123,10 +130,32 @@ impl CriticalArea {
         self.line.recover(&mut self.area)
     }
 
+    /// Commits, and has every commit from this one on go to a backup, too: whoever receives at this socket ([`crate::receive`], `fermata receive`), which a tunnel may lead to from another host.
+    /// All of the area goes there first. Returns when it is durable here and the backup has it.
+    pub fn back_up_to(&mut self, socket: &Path) -> Result<()> {
+        self.stop_backing_up(socket);
+        let backup = Follower::connect(socket, &self.area)?;
+        let there = backup.send(Arc::new(self.area.copy()?));
+        self.begin()?.commit()?;
+        there.wait()?;
+        self.backups.push(backup);
+        Ok(())
+    }
+
+    /// Whether it has a backup.
+    pub fn is_backed_up(&self) -> bool {
+        !self.backups.is_empty()
+    }
+
+    /// No commit goes to this backup any more. What it has stays there.
+    pub fn stop_backing_up(&mut self, socket: &Path) {
+        self.backups.retain(|backup| backup.socket() != socket);
+    }
+
     /// In a child of `fork`, which has neither the memory nor the thread that writes, but the lock, as long as it lives: lets go of it, and leaves the rest alone.
     pub fn abandon(self) {
-        let Self { area, line, _lock: lock } = self;
-        std::mem::forget((area, line));
+        let Self { area, line, backups, _lock: lock } = self;
+        std::mem::forget((area, line, backups));
         drop(lock);
     }
 
@@ -149,7 +178,13 @@ impl CriticalArea {
                 }
             }
         }
-        Ok(areas.iter().zip(captures).map(|(area, (capture, pause))| area.line.write(capture, None, pause)).collect())
+        Ok(areas.iter().zip(captures).map(|(area, (capture, pause))| area.write(capture, None, pause)).collect())
+    }
+
+    fn write(&self, capture: Capture, message: Option<String>, pause: Duration) -> Pending {
+        let capture = Arc::new(capture);
+        let backups = self.backups.iter().map(|backup| backup.send(capture.clone())).collect();
+        self.line.write(capture, message, pause).with_backups(backups)
     }
 }
 
@@ -160,7 +195,9 @@ impl Cycle<'_> {
         self
     }
 
-    /// Makes a checkpoint of the area as it is now, and returns when it is durable.
+    /// Makes a checkpoint of the area as it is now, and returns when it is durable, and when every backup has it.
+    ///
+    /// [`Error::Backup`]: it is durable here, and a backup has not got it.
     pub fn commit(self) -> Result<CheckpointId> {
         let (pending, owner) = self.capture()?;
         let result = pending.wait();
@@ -168,7 +205,17 @@ impl Cycle<'_> {
             // Told here; the next commit need not say it again.
             let _ = owner.line.recover(&mut owner.area);
         }
-        result
+        result.and_then(|id| pending.wait_replicated().map(|()| id))
+    }
+
+    /// The same, but returns as soon as every backup has it in its memory. It becomes durable behind the program, here and there.
+    pub fn commit_replicated(self) -> Result<Pending> {
+        if !self.area.is_backed_up() {
+            return Err(Error::refused(self.area.name(), "it has no backup", "name one with back_up_to, or use commit"));
+        }
+        let (pending, _) = self.capture()?;
+        pending.wait_replicated()?;
+        Ok(pending)
     }
 
     /// The same, but returns as soon as what was written is copied. An error of the writing is told by [`Pending::wait`] and by the next commit; it never
@@ -207,7 +254,7 @@ impl<'a> Cycle<'a> {
         line.recover(area)?;
         let watch = Stopwatch::start();
         let capture = area.capture()?;
-        let pending = line.write(capture, self.message, watch.elapsed());
+        let pending = self.area.write(capture, self.message, watch.elapsed());
         Ok((pending, self.area))
     }
 }

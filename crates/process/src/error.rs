@@ -55,6 +55,18 @@ pub enum Error {
         /// Why.
         source: Box<Error>,
     },
+    /// A backup has not got a commit, which is a checkpoint here all the same. Nor does it get a later one.
+    #[error(
+        "area {area}: its backup at {backup} has not got a commit, which is in the store here: {source}; back_up_to sends all of it anew, stop_backing_up does without"
+    )]
+    Backup {
+        /// The area.
+        area: String,
+        /// The socket of the backup.
+        backup: String,
+        /// Why.
+        source: Arc<io::Error>,
+    },
 }
 
 /// What everything here returns.

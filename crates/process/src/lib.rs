@@ -16,11 +16,13 @@
 //! - [`critical`]: [`CriticalArea`]: an area that grows a line of checkpoints in a store; [`Cycle`]: from `begin` to `commit`
 //! - [`area`]: [`Area`]: the memory itself under a tracker, for whoever makes the records of checkpoints (several areas in one, or several processes)
 //! - [`capture`]: [`Capture`]: what was written, taken at one instant, apart from the memory
+//! - `follower`: who sends commits to a backup, one after the other, behind the program
 //! - [`heap`]: [`Heap`]: an allocator that places structures inside an area
 //! - `line`: who writes captures to the store, one after the other, behind the program; [`Pending`]: a commit that is being written
 //! - [`ranks`]: programs of several ranks that send each other messages, and consistent checkpoints of them
 //! - `record`: records of what is no machine
-//! - [`replica`]: commits to a second process instead of a store: [`Replica`] sends, [`Backup`] receives and takes over
+//! - [`mod@receive`]: a backup that puts what it receives into a store, from which the area opens on another host
+//! - [`replica`]: commits on their way to a backup: [`Replica`] sends, [`Backup`] receives and takes over, without any store
 //! - [`tracking`]: [`Tracking`]: how writes are found; `auto`: the cheapest way, by what was measured
 //!
 //! An area is memory of fixed size at a fixed address, so that pointers within it hold after a restart. Between two commits the program does with it what it
@@ -32,9 +34,11 @@ mod auto;
 pub mod capture;
 pub mod critical;
 mod error;
+mod follower;
 pub mod heap;
 mod line;
 pub mod ranks;
+pub mod receive;
 mod record;
 pub mod replica;
 pub mod tracking;
@@ -45,5 +49,6 @@ pub use critical::{CriticalArea, Cycle};
 pub use error::{Error, Result};
 pub use heap::{Heap, HeapError, Placed};
 pub use line::Pending;
+pub use receive::{Received, Receiving, receive};
 pub use replica::{Backup, Replica};
 pub use tracking::Tracking;

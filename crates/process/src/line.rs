@@ -29,32 +29,55 @@ pub(crate) const BRANCH: &str = "main";
 /// A commit that is being written behind the program. Dropping it does not stop it; what goes wrong is then told by the next commit.
 #[derive(Debug)]
 #[must_use = "whether the commit became a checkpoint is told by `wait`, or by the next commit"]
-pub struct Pending(Arc<Answer>);
+pub struct Pending {
+    durable: Arc<Answer<CheckpointId>>,
+    backups: Vec<Arc<Answer<()>>>,
+}
 
-#[derive(Debug, Default)]
-struct Answer {
-    result: Mutex<Option<Result<CheckpointId>>>,
+/// What becomes of something that another thread does.
+#[derive(Debug)]
+pub(crate) struct Answer<T> {
+    result: Mutex<Option<Result<T>>>,
     there: Condvar,
 }
 
 impl Pending {
     /// Waits until it is durable, and says which checkpoint it is.
     pub fn wait(&self) -> Result<CheckpointId> {
-        let result = lock(&self.0.result);
-        let result = self.0.there.wait_while(result, |result| result.is_none()).unwrap_or_else(|poisoned| poisoned.into_inner());
-        result.clone().expect("waited for")
+        self.durable.wait()
     }
 
     /// The same without waiting; none as long as it is being written.
     pub fn poll(&self) -> Option<Result<CheckpointId>> {
-        lock(&self.0.result).clone()
+        lock(&self.durable.result).clone()
+    }
+
+    /// Waits until every backup of the area has it ([`crate::CriticalArea::back_up_to`]).
+    pub fn wait_replicated(&self) -> Result<()> {
+        self.backups.iter().try_for_each(|backup| backup.wait())
+    }
+
+    pub(crate) fn with_backups(self, backups: Vec<Arc<Answer<()>>>) -> Self {
+        Self { backups, ..self }
     }
 }
 
-impl Answer {
-    fn give(&self, result: Result<CheckpointId>) {
+impl<T> Default for Answer<T> {
+    fn default() -> Self {
+        Self { result: Mutex::default(), there: Condvar::new() }
+    }
+}
+
+impl<T: Clone> Answer<T> {
+    pub fn give(&self, result: Result<T>) {
         *lock(&self.result) = Some(result);
         self.there.notify_all();
+    }
+
+    pub fn wait(&self) -> Result<T> {
+        let result = lock(&self.result);
+        let result = self.there.wait_while(result, |result| result.is_none()).unwrap_or_else(|poisoned| poisoned.into_inner());
+        result.clone().expect("waited for")
     }
 }
 
@@ -63,12 +86,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 struct Job {
-    capture: Capture,
+    capture: Arc<Capture>,
+    /// It has all of the area, and not only what changed.
+    is_whole: bool,
     message: Option<String>,
     pause: Duration,
     /// Failures that the area knew of when it was captured.
     era: u64,
-    answer: Arc<Answer>,
+    answer: Arc<Answer<CheckpointId>>,
 }
 
 /// What the thread and the program share.
@@ -145,12 +170,21 @@ impl Line {
         }
     }
 
-    /// Queues a capture.
-    pub fn write(&self, capture: Capture, message: Option<String>, pause: Duration) -> Pending {
+    /// Queues a capture of what changed.
+    pub fn write(&self, capture: Arc<Capture>, message: Option<String>, pause: Duration) -> Pending {
+        self.queue(capture, false, message, pause)
+    }
+
+    /// Queues one of all that there is, whatever was there before.
+    pub fn write_whole(&self, capture: Arc<Capture>, message: Option<String>) -> Pending {
+        self.queue(capture, true, message, Duration::ZERO)
+    }
+
+    fn queue(&self, capture: Arc<Capture>, is_whole: bool, message: Option<String>, pause: Duration) -> Pending {
         let answer = Arc::new(Answer::default());
         let mut state = lock(&self.shared.0);
         state.queued += 1;
-        let job = Job { capture, message, pause, era: self.era, answer: answer.clone() };
+        let job = Job { capture, is_whole, message, pause, era: self.era, answer: answer.clone() };
         drop(state);
         let queue = self.queue.as_ref().expect("open until dropped");
         if let Err(refused) = queue.send(job) {
@@ -158,7 +192,7 @@ impl Line {
             let error = Error::io(&self.name, "writing behind the program")(io::Error::other("the thread that writes has ended"));
             fail(&self.shared, refused.0, error);
         }
-        Pending(answer)
+        Pending { durable: answer, backups: Vec::new() }
     }
 
     /// Waits until nothing is queued.
@@ -214,7 +248,7 @@ fn write_all(store: &Store, name: &str, shared: &(Mutex<State>, Condvar), jobs: 
 }
 
 fn fail(shared: &(Mutex<State>, Condvar), job: Job, error: Error) {
-    let (pages, dropped) = job.capture.into_pages();
+    let (pages, dropped) = job.capture.touched();
     let mut state = lock(&shared.0);
     state.owed.0 |= pages;
     state.owed.1 |= dropped;
@@ -230,7 +264,8 @@ fn fail(shared: &(Mutex<State>, Condvar), job: Job, error: Error) {
 fn write(store: &Store, name: &str, head: Option<Head>, job: &Job) -> Result<Head> {
     let watch = Stopwatch::start();
     let mut writer = store.writer()?;
-    let (part, pages) = job.capture.put(head.as_ref().map(|head| &*head.state), &mut writer)?;
+    let base = head.as_ref().filter(|_| !job.is_whole);
+    let (part, pages) = job.capture.put(base.map(|head| &*head.state), &mut writer)?;
     let stored_bytes = writer.stored_bytes()?;
     let cost = Cost {
         pause_ns: job.pause.as_nanos() as u64,

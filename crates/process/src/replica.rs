@@ -9,12 +9,14 @@
 //! A commit that arrives in part is not applied: the copy is always as at one commit. The bytes are in `docs/formats/replica.md`. Neither side trusts the other with
 //! more than the content of the area; whom to connect to, and encryption, is the stream's matter.
 
-use crate::{Area, Capture, Error, Options, Result};
-use fermata_types::{PAGE_SIZE, PageNumber};
+use crate::{Area, Capture, Error, Options, Result, capture::Details};
+use fermata_types::{PAGE_SIZE, PageNumber, PageSet};
 use std::io::{self, Read, Write};
 
-const MAGIC: [u8; 8] = *b"fermrep1";
+const MAGIC: [u8; 8] = *b"fermrep2";
 const NAME_MAX: u64 = 128;
+/// Of what a backup says when it refuses.
+const TEXT_MAX: u64 = 4096;
 const MASK: usize = 64;
 
 /// Sends the commits of an area.
@@ -33,18 +35,25 @@ pub struct Backup<S> {
     name: String,
     address: u64,
     content: Vec<u8>,
+    excluded: PageSet,
     commits: u64,
 }
 
 impl<S: Read + Write> Replica<S> {
-    /// Sends all of the area as it is, as the first commit; returns when the other side has it.
-    pub fn connect(stream: S, area: &mut Area) -> Result<Self> {
+    /// Says which area it is. The first commit has to have all of it.
+    pub(crate) fn greet(stream: S, area: &Area) -> io::Result<Self> {
         let mut replica = Self { stream, commits: 0, broken: false };
         let range = area.range();
         let mut hello = MAGIC.to_vec();
         [range.start, range.end - range.start, area.name().len() as u64].iter().for_each(|number| hello.extend(number.to_le_bytes()));
         hello.extend(area.name().as_bytes());
-        replica.stream.write_all(&hello).map_err(Error::io(area.name(), "greeting its backup"))?;
+        replica.stream.write_all(&hello)?;
+        Ok(replica)
+    }
+
+    /// Sends all of the area as it is, as the first commit; returns when the other side has it.
+    pub fn connect(stream: S, area: &mut Area) -> Result<Self> {
+        let mut replica = Self::greet(stream, area).map_err(Error::io(area.name(), "greeting its backup"))?;
         let capture = area.capture_all()?;
         replica.send_or_give_back(area, capture)?;
         Ok(replica)
@@ -75,12 +84,13 @@ impl<S: Read + Write> Replica<S> {
         }
     }
 
-    fn send(&mut self, capture: &Capture) -> io::Result<()> {
+    /// Returns when the other side has it. After an error nobody knows what it has.
+    pub(crate) fn send(&mut self, capture: &Capture) -> io::Result<()> {
         self.commits += 1;
-        let words = capture.words();
-        let counts = [words.whole.len(), words.parts.len() as u64];
-        let mut frame = Vec::with_capacity(words.bytes() as usize + words.parts.len() * (MASK + 4) + 24);
-        [self.commits, counts[0], counts[1]].iter().for_each(|number| frame.extend(number.to_le_bytes()));
+        let (words, excluded) = (capture.words(), capture.excluded());
+        let counts = [self.commits, words.whole.len(), words.parts.len() as u64, excluded.len() as u64];
+        let mut frame = Vec::with_capacity(words.bytes() as usize + words.parts.len() * (MASK + 4) + excluded.len() * 8 + 32);
+        counts.iter().for_each(|number| frame.extend(number.to_le_bytes()));
         let mut parts = words.parts.iter().peekable();
         let mut partial = Vec::new();
         for (page, content) in capture.each_page() {
@@ -94,24 +104,45 @@ impl<S: Read + Write> Replica<S> {
             mask.iter().for_each(|bits| partial.extend(bits.to_le_bytes()));
             ones(mask).for_each(|word| partial.extend(&content[word * 8..word * 8 + 8]));
         }
-        self.stream.write_all(&frame)?;
-        self.stream.write_all(&partial)?;
-        self.stream.flush()?;
-        let acknowledged = number(&mut self.stream)?;
-        if acknowledged == self.commits {
-            Ok(())
-        } else {
-            Err(nonsense(format!("commit {acknowledged} was acknowledged, not {}", self.commits)))
+        excluded.iter().flat_map(|(first, count)| [first, count]).for_each(|number| partial.extend(number.to_le_bytes()));
+        // Who refuses says so before he has read all.
+        let sent = self.stream.write_all(&frame).and_then(|()| self.stream.write_all(&partial)).and_then(|()| self.stream.flush());
+        match (number(&mut self.stream), sent) {
+            (Ok(0), _) => Err(self.refusal()?),
+            (Ok(acknowledged), Ok(())) if acknowledged == self.commits => Ok(()),
+            (Ok(acknowledged), Ok(())) => Err(nonsense(format!("commit {acknowledged} was acknowledged, not {}", self.commits))),
+            (Err(error), Ok(())) | (_, Err(error)) => Err(error),
         }
+    }
+
+    /// Why the other side takes no commit.
+    fn refusal(&mut self) -> io::Result<io::Error> {
+        let length = number(&mut self.stream)?;
+        if length > TEXT_MAX {
+            return Err(nonsense(format!("it refuses, in {length} bytes")));
+        }
+        let text = read(&mut self.stream, length as usize)?;
+        Ok(io::Error::other(format!("it refuses: {}", String::from_utf8_lossy(&text))))
     }
 }
 
 impl<S: Read + Write> Backup<S> {
     /// Waits for an area of at most so many bytes, and for its first commit.
-    pub fn accept(mut stream: S, bytes_max: usize) -> Result<Self> {
+    pub fn accept(stream: S, bytes_max: usize) -> Result<Self> {
+        let cut_off = || Error::io("of a backup", "being greeted")(io::ErrorKind::UnexpectedEof.into());
+        let mut backup = Self::greeted(stream, bytes_max as u64)?.ok_or_else(cut_off)?;
+        backup.receive()?.ok_or_else(cut_off)?;
+        Ok(backup)
+    }
+
+    /// Waits to be told which area it is. None: the other side has said nothing and gone.
+    pub(crate) fn greeted(mut stream: S, bytes_max: u64) -> Result<Option<Self>> {
         let failed = |error| Error::io("of a backup", "being greeted")(error);
         let mut magic = [0; 8];
-        stream.read_exact(&mut magic).map_err(failed)?;
+        if stream.read(&mut magic[..1]).map_err(failed)? == 0 {
+            return Ok(None);
+        }
+        stream.read_exact(&mut magic[1..]).map_err(failed)?;
         if magic != MAGIC {
             return Err(failed(nonsense("the other side does not speak the protocol of areas".into())));
         }
@@ -120,17 +151,18 @@ impl<S: Read + Write> Backup<S> {
             *place = number(&mut stream).map_err(failed)?;
         }
         let [address, bytes, name_bytes] = numbers;
-        if bytes == 0 || bytes > bytes_max as u64 || !bytes.is_multiple_of(PAGE_SIZE as u64) || name_bytes > NAME_MAX {
-            return Err(failed(nonsense(format!("an area of {bytes} bytes, with a name of {name_bytes}; at most {bytes_max} are taken"))));
+        if bytes > bytes_max {
+            let why = format!("an area of {bytes} bytes; at most {bytes_max} are taken");
+            refuse(&mut stream, &why);
+            return Err(failed(nonsense(why)));
+        }
+        if bytes == 0 || !bytes.is_multiple_of(PAGE_SIZE as u64) || name_bytes > NAME_MAX {
+            return Err(failed(nonsense(format!("an area of {bytes} bytes, with a name of {name_bytes}"))));
         }
         let mut name = vec![0; name_bytes as usize];
         stream.read_exact(&mut name).map_err(failed)?;
         let name = String::from_utf8(name).map_err(|_| failed(nonsense("its name is no text".into())))?;
-        let mut backup = Self { stream, name, address, content: vec![0; bytes as usize], commits: 0 };
-        match backup.receive()? {
-            Some(_) => Ok(backup),
-            None => Err(failed(io::ErrorKind::UnexpectedEof.into())),
-        }
+        Ok(Some(Self { stream, name, address, content: vec![0; bytes as usize], excluded: PageSet::new(), commits: 0 }))
     }
 
     /// The name of the area.
@@ -143,10 +175,35 @@ impl<S: Read + Write> Backup<S> {
         &self.content
     }
 
+    /// How many commits it has.
+    pub fn commits(&self) -> u64 {
+        self.commits
+    }
+
     /// Waits for a commit, applies all of it and acknowledges it; returns its number. None: the other side has ended between two commits. After an error the copy is as
     /// at the last commit.
     pub fn receive(&mut self) -> Result<Option<u64>> {
+        let is_one = self.take_in()?.is_some();
+        if is_one {
+            self.acknowledge()?;
+        }
+        Ok(is_one.then_some(self.commits))
+    }
+
+    /// The same, not acknowledged yet: what it changes.
+    pub(crate) fn take_in(&mut self) -> Result<Option<Capture>> {
         self.receive_one().map_err(Error::io(&self.name, "receiving a commit"))
+    }
+
+    /// Who does not hear of it will send it again to somebody.
+    pub(crate) fn acknowledge(&mut self) -> Result<()> {
+        let told = self.stream.write_all(&self.commits.to_le_bytes()).and_then(|()| self.stream.flush());
+        told.map_err(Error::io(&self.name, "acknowledging a commit"))
+    }
+
+    /// Takes no commit, and says why.
+    pub(crate) fn refuse(&mut self, why: &str) {
+        refuse(&mut self.stream, why);
     }
 
     /// Takes the place of the area: one with its content and at its address, which everything that was written since the last commit is lost to.
@@ -154,15 +211,18 @@ impl<S: Read + Write> Backup<S> {
         Area::with_content(&self.name, self.address, &self.content, &options.into())
     }
 
-    fn receive_one(&mut self) -> io::Result<Option<u64>> {
+    fn receive_one(&mut self) -> io::Result<Option<Capture>> {
         let commit = match number(&mut self.stream) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
             other => other?,
         };
-        let (whole, parts) = (number(&mut self.stream)?, number(&mut self.stream)?);
+        let [whole, parts, left_out] = [number(&mut self.stream)?, number(&mut self.stream)?, number(&mut self.stream)?];
         let pages = (self.content.len() / PAGE_SIZE) as u64;
-        if commit != self.commits + 1 || whole > pages || parts > pages {
-            return Err(nonsense(format!("commit {commit} with {whole} pages and parts of {parts}, after commit {}", self.commits)));
+        if commit != self.commits + 1 || [whole, parts, left_out].iter().any(|count| *count > pages) {
+            return Err(nonsense(format!(
+                "commit {commit} with {whole} pages, parts of {parts} and {left_out} gaps, after commit {}",
+                self.commits
+            )));
         }
         // All of it first: what arrives in part must not be applied.
         let mut changes: Vec<(usize, Vec<u8>)> = Vec::new();
@@ -180,14 +240,35 @@ impl<S: Read + Write> Backup<S> {
                 changes.push((at + word * 8, read(&mut self.stream, 8)?));
             }
         }
+        let excluded = self.left_out(left_out, pages)?;
+        let touched: PageSet = changes.iter().map(|(at, _)| (at / PAGE_SIZE) as PageNumber).collect();
         for (at, bytes) in changes {
             self.content[at..at + bytes.len()].copy_from_slice(&bytes);
         }
+        let dropped = &excluded - &self.excluded;
+        for page in &dropped {
+            self.content[page as usize * PAGE_SIZE..][..PAGE_SIZE].fill(0);
+        }
+        self.excluded = excluded;
         self.commits = commit;
-        // Who does not hear of it will send it again to somebody.
-        self.stream.write_all(&commit.to_le_bytes())?;
-        self.stream.flush()?;
-        Ok(Some(commit))
+        let details = Details::new(self.address, &self.excluded);
+        Ok(Some(Capture::copy(&self.name, &self.content, (touched - &self.excluded).into(), dropped, details)))
+    }
+
+    /// Pages that are no part of the area, in so many runs.
+    fn left_out(&mut self, runs: u64, pages: u64) -> io::Result<PageSet> {
+        let mut excluded = PageSet::new();
+        for _ in 0..runs {
+            let first = (self.page(pages)? / PAGE_SIZE) as PageNumber;
+            let mut count = [0; 4];
+            self.stream.read_exact(&mut count)?;
+            let count = PageNumber::from_le_bytes(count);
+            if count == 0 || u64::from(first) + u64::from(count) > pages {
+                return Err(nonsense(format!("{count} pages from {first} on, of {pages}, are left out")));
+            }
+            excluded.insert_range(first..=first + (count - 1));
+        }
+        Ok(excluded)
     }
 
     fn page(&mut self, pages: u64) -> io::Result<usize> {
@@ -196,6 +277,13 @@ impl<S: Read + Write> Backup<S> {
         let page = PageNumber::from_le_bytes(page);
         if u64::from(page) < pages { Ok(page as usize * PAGE_SIZE) } else { Err(nonsense(format!("page {page} of {pages}"))) }
     }
+}
+
+fn refuse(stream: &mut impl Write, why: &str) {
+    let why = &why.as_bytes()[..why.len().min(TEXT_MAX as usize)];
+    let said = [&0_u64.to_le_bytes(), &(why.len() as u64).to_le_bytes(), why].concat();
+    // The stream is closed either way.
+    let _ = stream.write_all(&said).and_then(|()| stream.flush());
 }
 
 fn read(stream: &mut impl Read, bytes: usize) -> io::Result<Vec<u8>> {

@@ -199,7 +199,8 @@ impl Area {
             let pending = behind(area, message)?;
             let done = py.detach(|| {
                 // Told here; the next commit need not say it again.
-                pending.wait().inspect_err(|_| _ = area.drain())
+                let id = pending.wait().inspect_err(|_| _ = area.drain())?;
+                pending.wait_replicated().map(|()| id)
             });
             done.map(|id| id.to_string()).map_err(told)
         })
@@ -208,6 +209,31 @@ impl Area {
     #[pyo3(signature = (message=None))]
     fn commit_behind(&self, py: Python<'_>, message: Option<&str>) -> PyResult<Commit> {
         self.with(py, |area| behind(area, message).map(Commit))
+    }
+
+    #[pyo3(signature = (message=None))]
+    fn commit_replicated(&self, py: Python<'_>, message: Option<&str>) -> PyResult<Commit> {
+        self.with(py, |area| {
+            if !area.is_backed_up() {
+                return Err(PyValueError::new_err(format!("area {} has no backup: name one with back_up_to, or use commit", self.name)));
+            }
+            let pending = behind(area, message)?;
+            py.detach(|| pending.wait_replicated()).map_err(told)?;
+            Ok(Commit(pending))
+        })
+    }
+
+    /// Commits, and has each commit from this one on go to a backup, too: to `fermata receive` at this socket. Returns when the backup has all of the area.
+    fn back_up_to(&self, py: Python<'_>, socket: PathBuf) -> PyResult<()> {
+        self.with(py, |area| area.back_up_to(&socket).map_err(told))
+    }
+
+    /// No commit goes to this backup any more. What it has stays there.
+    fn stop_backing_up(&self, py: Python<'_>, socket: PathBuf) -> PyResult<()> {
+        self.with(py, |area| {
+            area.stop_backing_up(&socket);
+            Ok(())
+        })
     }
 
     fn roll_back(&self, py: Python<'_>) -> PyResult<()> {

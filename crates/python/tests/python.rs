@@ -1,10 +1,14 @@
 //! The package under a real Python with NumPy: the tests are the files `test_*.py` beside this one.
 
+use fermata_process::{Receiving, receive};
+use fermata_store::Store;
 use std::{
     env, fs,
     io::{self, Write as _},
+    os::unix::net::UnixListener,
     path::{Path, PathBuf},
     process::Command,
+    thread,
 };
 
 /// Where the module lies: beside this test, or one above.
@@ -31,6 +35,18 @@ fn say(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
+/// A backup of whatever area comes, as `fermata receive` is one, until the tests end.
+fn receives(place: &Path) {
+    let store = Store::open(&place.join("backup")).expect("a store");
+    let listener = UnixListener::bind(place.join("receive.sock")).expect("a socket");
+    thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let store = store.clone();
+            thread::spawn(move || receive(stream, &store, &Receiving { bytes_max: 1 << 30, durable: false }, &mut |_| {}));
+        }
+    });
+}
+
 fn passes(tests: &str) {
     let Some(python) = python() else { return };
     let (here, place) = (Path::new(env!("CARGO_MANIFEST_DIR")), tempfile::tempdir().expect("a directory"));
@@ -38,6 +54,7 @@ fn passes(tests: &str) {
     fs::create_dir(&package).expect("a directory");
     fs::copy(here.join("python/fermata/__init__.py"), package.join("__init__.py")).expect("the package");
     fs::copy(module(), package.join("_native.abi3.so")).expect("the module");
+    receives(place.path());
     let run = Command::new(python)
         .args(["-m", "unittest", tests])
         .current_dir(here.join("tests"))
@@ -46,6 +63,8 @@ fn passes(tests: &str) {
         // What the tests leave goes with the directory, whatever becomes of them.
         .env("TMPDIR", place.path())
         .env("FERMATA_STORE", place.path().join("store"))
+        .env("FERMATA_TEST_BACKUP", place.path().join("backup"))
+        .env("FERMATA_TEST_SOCKET", place.path().join("receive.sock"))
         .output()
         .expect("it runs");
     let told = String::from_utf8_lossy(&run.stderr);

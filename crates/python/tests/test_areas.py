@@ -2,9 +2,11 @@
 
 import doctest
 import errno
+import os
 import socket
 import tempfile
 import threading
+import time
 import unittest
 
 import fermata
@@ -15,6 +17,45 @@ from common import PAGE, Case, full_disk
 def load_tests(_loader, tests, _pattern):
     tests.addTests(doctest.DocTestSuite(fermata))
     return tests
+
+
+class Backups(Case):
+    def opened_there(self, name, nbytes):
+        """The area from the backup's store, once whoever receives has let go of it."""
+        for _ in range(1000):
+            try:
+                return fermata.Area(name, nbytes, store=os.environ["FERMATA_TEST_BACKUP"])
+            except fermata.Error as error:
+                if "open already" not in str(error):
+                    raise
+            time.sleep(0.01)
+        self.fail("it is not let go of")
+
+    def test_an_area_opens_from_its_backup(self):
+        with self.area("followed") as area:
+            values = area.array(100, "i8")
+            values[:] = 1
+            with self.assertRaisesRegex(ValueError, "has no backup"):
+                area.commit_replicated()
+            area.back_up_to(os.environ["FERMATA_TEST_SOCKET"])
+            values[:] = 2
+            self.assertEqual(area.commit(), area.head)
+            values[:50] = 3
+            commit = area.commit_replicated("replicated")
+            self.assertEqual(commit.wait(), area.head)
+            values[:] = 4
+        del values
+        with self.opened_there("followed", 16 * PAGE) as area:
+            self.assertEqual(area.array(100, "i8").sum(), 50 * 3 + 50 * 2)
+
+    def test_a_backup_that_is_not_there_is_told(self):
+        with self.area("alone") as area:
+            area.array(1)[0] = 1
+            with self.assertRaisesRegex(fermata.Error, "nowhere.*back_up_to") as told:
+                area.back_up_to(self.store + "nowhere")
+            self.assertIn("No such file", str(told.exception))
+            area.stop_backing_up(self.store + "nowhere")
+            area.commit()
 
 
 class Lifetime(Case):

@@ -6,5 +6,6 @@ mod crash;
 mod hostile;
 mod huge;
 mod oracle;
+mod receive;
 mod replica;
 mod uring;

@@ -228,6 +228,23 @@ class Area(_native.Area):
         self._outside()
         return super().commit_behind(message)
 
+    def commit_replicated(self, message: str | None = None) -> Commit:
+        """The same, but returns as soon as every backup (`back_up_to`) has it in its memory; it becomes durable behind the program.
+
+        Raises Error if a backup is lost. The commit becomes durable here all the same.
+        """
+        self._outside()
+        return super().commit_replicated(message)
+
+    def back_up_to(self, socket: str | os.PathLike[str]) -> None:
+        """Commits, and has each commit from this one on go to a backup, too: to `fermata receive` at this Unix socket, which a tunnel of SSH may lead to from another host.
+
+        Returns when the backup has all of the area. From its store the area opens when this program or its host is gone. `commit` waits for backups, too, and raises
+        Error if one is lost: the commit is durable here all the same, and `back_up_to` sends all anew, `stop_backing_up` does without.
+        """
+        self._outside()
+        super().back_up_to(socket)
+
     def roll_back(self) -> None:
         """Undoes all writes since the last commit. Arrays that were made since then stay, all zero."""
         self._outside()

@@ -1,0 +1,195 @@
+//! Each commit of an area goes to a backup, too, and the area opens from the backup's store.
+
+use crate::common::*;
+use fermata_process::{CriticalArea, Error, Options, Received, Receiving, Tracking, receive};
+use fermata_store::Store;
+use std::{
+    io::{self, Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    thread::{self, JoinHandle},
+};
+
+const BYTES: usize = 32 * PAGE;
+const HOW: Receiving = Receiving { bytes_max: BYTES as u64, durable: false };
+
+/// Breaks off after so many bytes.
+struct Thin {
+    stream: UnixStream,
+    left: usize,
+}
+
+impl Read for Thin {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.left == 0 {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        let most = into.len().min(self.left);
+        let read = self.stream.read(&mut into[..most])?;
+        self.left -= read;
+        Ok(read)
+    }
+}
+
+impl Write for Thin {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+struct Backup {
+    socket: PathBuf,
+    thread: JoinHandle<Result<Option<Received>, Error>>,
+}
+
+/// Receives one area.
+fn backup(place: &Path, store: &Store, left: usize, how: Receiving) -> Backup {
+    let socket = place.join(format!("socket{}", fermata_linux::random::bytes::<4>().unwrap().map(|byte| byte.to_string()).join("-")));
+    let (listener, store) = (UnixListener::bind(&socket).unwrap(), store.clone());
+    let thread = thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        receive(Thin { stream, left }, &store, &how, &mut |_| {})
+    });
+    Backup { socket, thread }
+}
+
+fn contents(store: &Store, name: &str) -> Vec<u8> {
+    let area = open(store, name, BYTES, Tracking::Compare).unwrap();
+    area.as_slice().to_vec()
+}
+
+#[test]
+fn an_area_opens_from_its_backup_as_at_the_last_commit() {
+    each_tracking(|tracking| {
+        let ((place, here), (_elsewhere, there)) = (store(), store());
+        let name = "followed";
+        // What the backup had of an earlier life does not shine through.
+        let mut old = open(&there, name, BYTES, Tracking::Compare).unwrap();
+        old.as_mut_slice().fill(9);
+        old.begin().unwrap().commit().unwrap();
+        drop(old);
+        let Some(mut area) = open(&here, name, BYTES, tracking) else { return };
+        area.as_mut_slice()[5 * PAGE..6 * PAGE].fill(5);
+        let backup = backup(place.path(), &there, usize::MAX, Receiving { durable: tracking == Tracking::Protect, ..HOW });
+        area.back_up_to(&backup.socket).unwrap();
+        let mut numbers = Numbers(3);
+        let mut committed = Vec::new();
+        for round in 0..30 {
+            let mut cycle = area.begin().unwrap();
+            for _ in 0..numbers.below(60) {
+                let at = numbers.below(BYTES as u64) as usize;
+                cycle[at] = numbers.next() as u8;
+            }
+            if round % 2 == 0 {
+                drop(cycle.commit_replicated().unwrap())
+            } else {
+                _ = cycle.commit().unwrap()
+            }
+            match round {
+                10 => area.exclude(PAGE..4 * PAGE).unwrap(),
+                15 => area.begin().unwrap().discard(8 * PAGE..12 * PAGE).unwrap(),
+                20 => area.include(2 * PAGE..3 * PAGE).unwrap(),
+                _ => {}
+            }
+            committed = area.as_slice().to_vec();
+        }
+        // Never committed.
+        area.as_mut_slice()[20 * PAGE..].fill(1);
+        drop(area);
+        let received = backup.thread.join().unwrap().unwrap().unwrap();
+        assert_eq!((received.area.as_str(), received.commits), (name, 31));
+        for page in [1, 3] {
+            committed[page * PAGE..(page + 1) * PAGE].fill(0);
+        }
+        assert!(contents(&there, name) == committed, "{tracking}");
+        assert!(contents(&here, name) == committed, "{tracking}");
+    });
+}
+
+#[test]
+fn a_commit_that_is_cut_off_anywhere_is_not_in_the_backups_store() {
+    for left in [30, 60, 500, 9000, 12_000, 30_000, 60_000] {
+        let ((place, here), (_elsewhere, there)) = (store(), store());
+        let mut area = open(&here, "cut", BYTES, Tracking::Assisted).unwrap();
+        let backup = backup(place.path(), &there, left, HOW);
+        let mut acknowledged = None;
+        if area.back_up_to(&backup.socket).is_ok() {
+            acknowledged = Some(area.as_slice().to_vec());
+            for value in 1..20 {
+                let mut cycle = area.begin().unwrap();
+                cycle[..3 * PAGE].fill(value);
+                match cycle.commit_replicated() {
+                    Ok(_) => acknowledged = Some(area.as_slice().to_vec()),
+                    Err(error) => {
+                        assert!(matches!(error, Error::Backup { .. }), "{error}");
+                        break;
+                    }
+                }
+            }
+        }
+        backup.thread.join().unwrap().unwrap_err();
+        match acknowledged {
+            Some(content) => assert!(contents(&there, "cut") == content, "after {left} bytes"),
+            None => assert!(there.branch_to_grow("cut", "main").unwrap().is_none(), "after {left} bytes"),
+        }
+    }
+}
+
+#[test]
+fn a_backup_that_is_lost_is_told_until_the_program_does_without() {
+    let ((place, here), (_elsewhere, there)) = (store(), store());
+    let mut area = open(&here, "lost", BYTES, Tracking::Auto).unwrap();
+    let none = area.begin().unwrap().commit_replicated().unwrap_err().to_string();
+    assert!(none.contains("has no backup") && none.contains("back_up_to"), "{none}");
+    let thin = backup(place.path(), &there, 20_000, HOW);
+    area.back_up_to(&thin.socket).unwrap();
+    let fill = |area: &mut CriticalArea, value| {
+        let mut cycle = area.begin().unwrap();
+        cycle.fill(value);
+        cycle.commit()
+    };
+    for value in 1..4 {
+        let before = area.head();
+        let error = fill(&mut area, value).unwrap_err();
+        assert!(matches!(error, Error::Backup { .. }), "{error}");
+        assert_ne!(area.head(), before, "it is durable here");
+    }
+    thin.thread.join().unwrap().unwrap_err();
+    // A second one beside it does not make up for it.
+    let second = backup(place.path(), &there, usize::MAX, HOW);
+    assert!(matches!(area.back_up_to(&second.socket), Err(Error::Backup { .. })));
+    area.stop_backing_up(&thin.socket);
+    assert!(!area.is_backed_up());
+    fill(&mut area, 5).unwrap();
+    _ = second.thread.join().unwrap();
+    let third = backup(place.path(), &there, usize::MAX, HOW);
+    area.back_up_to(&third.socket).unwrap();
+    fill(&mut area, 6).unwrap();
+    area.stop_backing_up(&third.socket);
+    third.thread.join().unwrap().unwrap();
+    fill(&mut area, 7).unwrap();
+    assert!(contents(&there, "lost") == [6; BYTES]);
+}
+
+#[test]
+fn who_cannot_receive_says_why() {
+    let ((place, here), (_elsewhere, there)) = (store(), store());
+    let mut area = open(&here, "refused", BYTES, Tracking::Auto).unwrap();
+    let refused = |area: &mut CriticalArea, how, words: &str| {
+        let backup = backup(place.path(), &there, usize::MAX, how);
+        let error = area.back_up_to(&backup.socket).unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains("back_up_to"), "{error}");
+        backup.thread.join().unwrap().unwrap_err();
+        area.begin().unwrap().commit().unwrap();
+    };
+    refused(&mut area, Receiving { bytes_max: BYTES as u64 - 1, ..HOW }, "at most");
+    let other = CriticalArea::open(&there, "refused", BYTES, Options::default().anywhere()).unwrap();
+    refused(&mut area, HOW, "open already");
+    drop(other);
+    let nowhere = area.back_up_to(&place.path().join("nowhere")).unwrap_err().to_string();
+    assert!(nowhere.contains("No such file"), "{nowhere}");
+}
