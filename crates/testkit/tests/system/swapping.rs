@@ -209,12 +209,9 @@ fn it_stands_in_object_storage_and_waits_for_it() {
     let server = s3::Server::begin(&files, 0);
     let port = server.at().port();
     let endpoint = format!("http://{}", server.at());
-    for (name, value) in [
-        ("AWS_ACCESS_KEY_ID", s3::KEY),
-        ("AWS_SECRET_ACCESS_KEY", s3::SECRET),
-        ("AWS_REGION", s3::REGION),
-        ("AWS_ENDPOINT_URL", &endpoint),
-    ] {
+    for (name, value) in
+        [("AWS_ACCESS_KEY_ID", s3::KEY), ("AWS_SECRET_ACCESS_KEY", s3::SECRET), ("AWS_REGION", s3::REGION), ("AWS_ENDPOINT_URL", &endpoint)]
+    {
         cli.set(name, value);
     }
     boot(&cli, "selfcheck:64:4");
