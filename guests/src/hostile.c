@@ -27,7 +27,7 @@
 
 enum { COMMON = 1, NOTIFY = 2, CONFIG = 4 };
 /* Bytes of the device's own registers that are written to. */
-enum { CONFIG_BYTES = 60 };
+enum { CONFIG_BYTES = 60, WRITE_CACHE = 32 };
 enum { NEXT = 1, WRITE = 2, INDIRECT = 4 };
 /* The rings of a network interface. A disk has the first one only. */
 enum { RECEIVE = 0, SEND = 1 };
@@ -275,6 +275,7 @@ static void check_disk(uint64_t number) {
         fail("an honest read after a reset");
     if (memcmp(data(), pattern, 512))
         fail("what was read is not what was written");
+    own[WRITE_CACHE] = roll();
 }
 
 /* Asks who has 10.0.0.1, from an address that has a number in it. */
@@ -418,7 +419,10 @@ static void round_of_wrongs(void) {
     else if (trick < 50)
         places.size = 3 + 2 * (roll() % 6);
     start(&places);
-    own[roll() % CONFIG_BYTES] = roll();
+    /* QEMU's vhost-user-blk (vhost_dev_set_config, to 10.0 at least) ends itself if this one is written after rings made it hang up: a guest may do so, and is gone. */
+    unsigned at_byte = roll() % CONFIG_BYTES;
+    if (!is_disk() || at_byte != WRITE_CACHE)
+        own[at_byte] = roll();
     for (int ring = 0; ring < device->rings; ring++)
         wrong(ring);
     if (trick >= 180) /* moved away while it runs, so that it is never stopped */
