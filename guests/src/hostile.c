@@ -419,7 +419,7 @@ static void round_of_wrongs(void) {
     else if (trick < 50)
         places.size = 3 + 2 * (roll() % 6);
     start(&places);
-    /* QEMU's vhost-user-blk (vhost_dev_set_config, to 10.0 at least) ends itself if this one is written after rings made it hang up: a guest may do so, and is gone. */
+    /* QEMU 7.2 (vhost_dev_set_config) aborts if this one is written after rings made it hang up, so it is written elsewhere. */
     unsigned at_byte = roll() % CONFIG_BYTES;
     if (!is_disk() || at_byte != WRITE_CACHE)
         own[at_byte] = roll();
