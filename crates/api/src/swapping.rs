@@ -128,7 +128,8 @@ pub fn swap_out(store: &Path, request: &SwapOutRequest, busy: &mut dyn FnMut(Act
     let opened = local::open(store)?;
     let keeper = keeping::client(&request.experiment)?;
     let run = only_run(keeper.status()?)?;
-    let mut out = Out { store: &opened, request, keeper, run, busy, rounds: Vec::new(), stopped: Stopwatch::start() };
+    let mut out =
+        Out { store: &opened, request, keeper, run, busy, rounds: Vec::new(), stopped: Stopwatch::start(), stood: Duration::ZERO };
     if request.to.is_some() {
         // What is sent while they run must not take their time.
         priority::go_last();
@@ -149,7 +150,7 @@ pub fn swap_out(store: &Path, request: &SwapOutRequest, busy: &mut dyn FnMut(Act
             return Err(Problem::new(format!("{} was not swapped out: {error}; {how}", request.experiment)));
         }
     };
-    let (stopped_ms, took_ms) = (ms(out.stopped.elapsed()), ms(watch.elapsed()));
+    let (stopped_ms, took_ms) = (ms(out.stood), ms(watch.elapsed()));
     Ok(SwapOutcome { swapped, rounds: out.rounds, stopped_ms, took_ms, freed_bytes })
 }
 
@@ -178,6 +179,8 @@ struct Out<'a> {
     busy: &'a mut dyn FnMut(Activity),
     rounds: Vec<SwapRound>,
     stopped: Stopwatch,
+    /// From when they stopped until they were gone.
+    stood: Duration,
 }
 
 impl Out<'_> {
@@ -256,6 +259,7 @@ impl Out<'_> {
             return Err(error);
         }
         // From here on it is out, whatever becomes of what is left.
+        self.stood = self.stopped.elapsed();
         let freed = if self.request.keep { Ok(0) } else { self.clear(there) };
         let freed = freed.unwrap_or_else(|error| {
             tracing::warn!(
