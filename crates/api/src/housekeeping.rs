@@ -134,10 +134,10 @@ fn pruned((entry, why): Verdict) -> PrunedCheckpoint {
 pub fn collect(store: &Path, options: &CollectOptions, busy: &mut dyn FnMut(Activity)) -> Result<Collected, Problem> {
     let what = |stage| match stage {
         CollectStage::Mark => ("finding what is needed", "checkpoints"),
-        CollectStage::Hide => ("hiding what is not needed", "packs"),
+        CollectStage::Hide => ("hiding what is not needed", "objects"),
         CollectStage::Wait => ("waiting for checkpoints being written", "checkpoints"),
         CollectStage::Rewrite => ("copying what is needed out of old packs", "packs"),
-        CollectStage::Remove => ("removing packs", "packs"),
+        CollectStage::Remove => ("removing what is not needed", "objects"),
         _ => ("collecting", "steps"),
     };
     local::open(store)?.collect(options, &mut |stage, progress| busy(activity(what(stage), progress))).map_err(problem)

@@ -14,6 +14,7 @@
 
 mod due;
 mod images;
+mod in_order;
 
 use crate::{
     Error, Progress, Result, Store, files, hash,
@@ -26,7 +27,7 @@ use crate::{
     removed,
 };
 use fermata_types::{BlobName, CheckpointId, NodeName, PackId, PageName};
-use heed::RwTxn;
+use in_order::{BATCH, Object};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, HashSet},
@@ -36,8 +37,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Entries of the index changed in one transaction: commits of others do not wait long for that.
-const BATCH: usize = 1 << 14;
 /// A pack of rewritten objects is ended when it is this long.
 const REWRITTEN_BYTES: u64 = 256 << 20;
 /// And when it has so many: their names are in memory, and pages may be compressed to a few bytes.
@@ -70,13 +69,13 @@ impl Default for CollectOptions {
 pub enum CollectStage {
     /// Finds what is alive; counts checkpoints.
     Mark,
-    /// Hides what is dead from new checkpoints; counts packs.
+    /// Hides what is dead from new checkpoints; counts objects.
     Hide,
     /// Waits for checkpoints being written that may refer to it; counts them.
     Wait,
     /// Copies what is alive out of packs that are mostly dead; counts packs.
     Rewrite,
-    /// Removes what is dead; counts packs.
+    /// Removes what is dead; counts objects.
     Remove,
 }
 
@@ -172,6 +171,15 @@ enum Fate {
     Keep,
     Rewrite,
     Remove,
+}
+
+/// What became of the entries of some packs.
+#[derive(Default)]
+struct Forgotten {
+    /// Those that went.
+    removed: u64,
+    /// Those that are still there, by pack.
+    left: BTreeMap<u32, u64>,
 }
 
 /// A collection under way. See the top of this file for the steps and why they are safe.
@@ -312,20 +320,14 @@ impl<'a> Collection<'a> {
     /// that stay are left to be found: they cost nothing more.
     fn hide(&mut self) -> Result<()> {
         let index = &self.store.0.index;
-        let total = self.fates.len() as u64;
-        for (done, (number, fate)) in self.fates.clone().into_iter().enumerate() {
-            (self.progress)(CollectStage::Hide, Progress { done: done as u64, total });
-            let goes = |kind, alive: bool| !alive && (fate != Fate::Keep || kind == Kind::Nodes);
-            self.each_entry(number, goes, |write, kind, name, location, is_doomed| {
-                if !is_doomed {
-                    index.put(write, index.of_kind(kind), name, location.encode_doomed(true).as_ref())?;
-                }
-                Ok(())
-            })?;
-        }
-        index.write(|write| index.count_collection(write))?;
-        (self.progress)(CollectStage::Hide, Progress { done: total, total });
-        Ok(())
+        let fates = self.fates.clone();
+        let goes = |object: &Object| !object.is_alive && (fates[&object.pack] != Fate::Keep || object.kind == Kind::Nodes);
+        let packs: Vec<_> = fates.keys().copied().collect();
+        self.each_entry(CollectStage::Hide, &packs, goes, |write, object, is_doomed| match is_doomed {
+            true => Ok(()),
+            false => index.put(write, index.of_kind(object.kind), &object.name, object.location.encode_doomed(true).as_ref()),
+        })?;
+        index.write(|write| index.count_collection(write))
     }
 
     /// What is alive after all is hidden no more.
@@ -354,103 +356,76 @@ impl<'a> Collection<'a> {
         Ok(())
     }
 
-    /// Calls `change` for every object of a pack that `wanted` picks by its kind and by whether it is alive, and that the index finds in this
-    /// pack; in transactions of bounded length. It is told whether the entry is doomed.
-    fn each_entry(
-        &self,
-        number: u32,
-        wanted: impl Fn(Kind, bool) -> bool,
-        mut change: impl FnMut(&mut RwTxn<'_>, Kind, &[u8; 32], Location, bool) -> Result<()>,
-    ) -> Result<()> {
-        let (index, marks) = (&self.store.0.index, &self.marker.packs[&number]);
-        let contents = PackFile::open(&self.store.0.shelf(), &marks.id)?.contents(&marks.id)?;
-        let mut objects = (0..).zip(contents.objects()).filter(|(at, (entry, ..))| wanted(entry.kind, marks.is_alive(*at))).peekable();
-        while objects.peek().is_some() {
-            index.write(|write| {
-                for (_, (entry, place, name)) in objects.by_ref().take(BATCH) {
-                    let location = Location::Pack { pack: number, offset: entry.offset, place, length: entry.length };
-                    let Some(bytes) = index.get(write, index.of_kind(entry.kind), name)? else { continue };
-                    if Location::decode(&bytes) == Some(location) {
-                        let is_doomed = Location::is_doomed(&bytes);
-                        change(write, entry.kind, name, location, is_doomed)?;
-                    }
-                }
-                Ok(())
-            })?;
-        }
-        Ok(())
-    }
-
     /// Removes the packs of which nothing is alive, and from the index what is hidden of those that stay.
     fn remove_dead(&mut self) -> Result<()> {
-        let total = self.fates.len() as u64;
-        for (done, (number, fate)) in self.fates.clone().into_iter().enumerate() {
-            (self.progress)(CollectStage::Remove, Progress { done: done as u64, total });
-            // A checkpoint that was being written meanwhile may have brought something back to life.
-            match fate {
-                Fate::Remove if self.marker.packs[&number].alive() > 0 => _ = self.fates.insert(number, Fate::Rewrite),
-                Fate::Remove => self.remove_pack(number)?,
-                Fate::Rewrite => {}
-                Fate::Keep => self.told.objects_removed += self.forget_dead(number)?,
-            }
-        }
-        (self.progress)(CollectStage::Remove, Progress { done: total, total });
-        Ok(())
+        let marks = &self.marker.packs;
+        // A checkpoint that was being written meanwhile may have brought something back to life.
+        self.fates
+            .iter_mut()
+            .filter(|(pack, fate)| **fate == Fate::Remove && marks[*pack].alive() > 0)
+            .for_each(|(_, fate)| *fate = Fate::Rewrite);
+        let [stay, go] = [Fate::Keep, Fate::Remove].map(|fate| self.packs_that(fate));
+        self.told.objects_removed += self.forget_dead(&stay)?.removed;
+        self.remove_packs(&go)
     }
 
-    /// Takes what is dead and hidden of a pack out of the index.
-    fn forget_dead(&mut self, number: u32) -> Result<u64> {
+    fn packs_that(&self, fate: Fate) -> Vec<u32> {
+        self.fates.iter().filter(|(_, other)| **other == fate).map(|(pack, _)| *pack).collect()
+    }
+
+    /// Takes what is dead and hidden of these packs out of the index.
+    fn forget_dead(&mut self, packs: &[u32]) -> Result<Forgotten> {
         let index = &self.store.0.index;
-        let mut removed = 0;
+        let mut forgotten = Forgotten::default();
         self.each_entry(
-            number,
-            |_, alive| !alive,
-            |write, kind, name, _, is_doomed| {
-                if is_doomed {
-                    index.delete(write, index.of_kind(kind), name)?;
-                    removed += 1;
+            CollectStage::Remove,
+            packs,
+            |_| true,
+            |write, object, is_doomed| {
+                if object.is_alive || !is_doomed {
+                    *forgotten.left.entry(object.pack).or_default() += 1;
+                    return Ok(());
                 }
-                Ok(())
+                forgotten.removed += 1;
+                index.delete(write, index.of_kind(object.kind), &object.name).map(drop)
             },
         )?;
-        Ok(removed)
+        Ok(forgotten)
     }
 
-    /// Removes a pack in which nothing alive lies any more: first from the index, then the file.
-    fn remove_pack(&mut self, number: u32) -> Result<()> {
-        self.forget_dead(number)?;
-        let mut left = 0;
-        self.each_entry(
-            number,
-            |_, _| true,
-            |_, _, _, _, _| {
-                left += 1;
-                Ok(())
-            },
-        )?;
-        let (inner, marks) = (&self.store.0, &self.marker.packs[&number]);
-        let path = inner.shelf().place(&marks.id);
-        if left > 0 {
-            // Cannot be; but a pack too many does no harm, and one too few does.
-            self.told.damaged.push(format!("{}: {left} objects in it are still in use, so it stays", path.display()));
+    /// Removes packs in which nothing alive lies any more: first from the index, then the files.
+    fn remove_packs(&mut self, packs: &[u32]) -> Result<()> {
+        if packs.is_empty() {
             return Ok(());
         }
+        let Forgotten { left, .. } = self.forget_dead(packs)?;
+        let inner = &self.store.0;
+        for (pack, left) in &left {
+            // Cannot be; but a pack too many does no harm, and one too few does.
+            let path = inner.shelf().place(&self.marker.packs[pack].id);
+            self.told.damaged.push(format!("{}: {left} objects in it are still in use, so it stays", path.display()));
+        }
+        let gone: Vec<_> = packs.iter().filter(|pack| !left.contains_key(pack)).map(|pack| (pack, &self.marker.packs[pack])).collect();
         inner.index.write(|write| {
-            inner.index.delete(write, &inner.index.packs, &number.to_be_bytes())?;
-            inner.index.delete(write, &inner.index.pack_numbers, marks.id.as_bytes())?;
+            for (pack, marks) in &gone {
+                inner.index.delete(write, &inner.index.packs, &pack.to_be_bytes())?;
+                inner.index.delete(write, &inner.index.pack_numbers, marks.id.as_bytes())?;
+            }
             inner.index.count_collection(write)
         })?;
-        self.told.packs_removed += 1;
-        self.told.bytes_after -= marks.length;
-        self.told.objects_removed += (marks.objects() - marks.alive()) as u64;
-        self.remove_unnamed(&path, &marks.id)?;
+        for (_, marks) in gone {
+            self.told.packs_removed += 1;
+            self.told.bytes_after -= marks.length;
+            self.told.objects_removed += (marks.objects() - marks.alive()) as u64;
+            self.remove_unnamed(&inner.shelf().place(&marks.id), &marks.id)?;
+        }
         Ok(())
     }
 
     /// Copies what is alive in packs that are mostly dead into new ones, and removes the old.
     fn rewrite(&mut self) -> Result<()> {
         let inner = &self.store.0;
-        let packs: Vec<_> = self.fates.iter().filter(|(_, fate)| **fate == Fate::Rewrite).map(|(number, _)| *number).collect();
+        let packs = self.packs_that(Fate::Rewrite);
         let mut builder: Option<PackBuilder> = None;
         let mut sources = Vec::new();
         for (done, number) in packs.iter().enumerate() {
@@ -463,7 +438,7 @@ impl<'a> Collection<'a> {
                 Ok(()) => sources.push(*number),
                 Err(error @ Error::Corrupt { .. }) => {
                     self.told.damaged.push(error.to_string());
-                    self.forget_dead(*number)?;
+                    self.forget_dead(&[*number])?;
                 }
                 Err(error) => return Err(error),
             }
@@ -516,27 +491,21 @@ impl<'a> Collection<'a> {
         let published = builder.seal(&inner.shelf())?;
         let index = &inner.index;
         let number = index.write(|write| index.number_pack(write, &published.id))?;
-        let mut objects = published.contents.objects().peekable();
-        while objects.peek().is_some() {
-            index.write(|write| {
-                for (entry, place, name) in objects.by_ref().take(BATCH) {
-                    let db = index.of_kind(entry.kind);
-                    let here = Location::Pack { pack: number, offset: entry.offset, place, length: entry.length };
-                    match index.get(write, db, name)?.as_deref().and_then(Location::decode) {
-                        Some(Location::Pack { pack, .. }) if sources.contains(&pack) => {
-                            index.put(write, db, name, here.encode().as_ref())?;
-                        }
-                        // Somebody stored it again meanwhile.
-                        _ => {}
-                    }
+        let objects = Object::all(index, number, &published.contents, |_| true).collect();
+        self.in_order(objects, |write, object| {
+            let db = index.of_kind(object.kind);
+            match index.get(write, db, &object.name)?.as_deref().and_then(Location::decode) {
+                Some(Location::Pack { pack, .. }) if sources.contains(&pack) => {
+                    index.put(write, db, &object.name, object.location.encode().as_ref())
                 }
-                Ok(())
-            })?;
-        }
+                // Somebody stored it again meanwhile.
+                _ => Ok(()),
+            }
+        })?;
         self.told.packs_written += 1;
         self.told.bytes_after += published.path.metadata().map_err(Error::io("look at", &published.path))?.len();
         self.told.packs_rewritten += sources.len() as u64;
-        sources.into_iter().try_for_each(|number| self.remove_pack(number))
+        self.remove_packs(&sources)
     }
 
     /// Removes the file of a pack that no entry of the index names. True if it did.

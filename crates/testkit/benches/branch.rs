@@ -25,6 +25,8 @@ use std::{
 const CLUSTER: u64 = 64 << 10;
 /// Bytes of a job, sequential and random.
 const STRETCHES: [u64; 2] = [48 << 20, 24 << 20];
+/// How often an aged job goes through its stretch: once would be over in some milliseconds.
+const LOOPS: [u32; 2] = [16, 4];
 /// Pattern, block size, requests under way.
 const PATTERNS: [(&str, &str, u32); 2] = [("seq", "1M", 4), ("rand", "4k", 16)];
 const WHAT: [(&str, bool); 5] = [
@@ -96,11 +98,15 @@ fn main() {
 fn jobs(round: u64, rounds: u64) -> Vec<Job> {
     let mut jobs = Vec::new();
     let mut start = 0;
-    for (pattern, bytes) in PATTERNS.into_iter().zip(STRETCHES) {
+    for ((pattern, bytes), loops) in PATTERNS.into_iter().zip(STRETCHES).zip(LOOPS) {
         for (nth, (what, write)) in WHAT.into_iter().enumerate() {
             // What is only read has one part, what is written another.
             let part = if nth < 2 { start } else { start + rounds * bytes };
-            jobs.push(Job::new(format!("{} {}, {what}", pattern.0, pattern.1), pattern, write, part + round * bytes, bytes));
+            let mut job = Job::new(format!("{} {}, {what}", pattern.0, pattern.1), pattern, write, part + round * bytes, bytes);
+            if AGED.contains(&nth) {
+                job.text.push_str(&format!("loops={loops}\n"));
+            }
+            jobs.push(job);
         }
         start += 2 * rounds * bytes;
     }
