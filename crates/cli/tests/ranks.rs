@@ -1,9 +1,12 @@
 //! `fermata run-ranks` on the real program. This test binary is also the program of every rank: it starts itself again as such.
 
 use std::{
-    env,
+    env, fs,
+    os::unix::fs::PermissionsExt,
     path::Path,
     process::{Command, ExitCode, Output},
+    thread,
+    time::Duration,
 };
 
 #[path = "../../process/examples/grid.rs"]
@@ -14,14 +17,14 @@ const PROGRAM: &str = "RANKS_TEST_PROGRAM";
 /// No test: what a rank runs.
 #[test]
 fn a_rank() {
-    if env::var_os(PROGRAM).is_some() {
-        assert_eq!(format!("{:?}", grid::program(&[512, 1500])), format!("{:?}", ExitCode::SUCCESS));
+    if let Ok(iterations) = env::var(PROGRAM) {
+        assert_eq!(format!("{:?}", grid::program(&[512, iterations.parse().unwrap()])), format!("{:?}", ExitCode::SUCCESS));
     }
 }
 
 fn fermata(store: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fermata"));
-    command.args(arguments).env("FERMATA_STORE", store).env(PROGRAM, "1").env_remove("FERMATA_EXPERIMENT");
+    command.args(arguments).env("FERMATA_STORE", store).env(PROGRAM, "1500").env_remove("FERMATA_EXPERIMENT");
     command.output().unwrap()
 }
 
@@ -82,4 +85,74 @@ fn a_run_goes_on_from_the_copy_when_the_store_is_lost() {
     let resumed = run_ranks(&store, &["--resume", "--every", "0s"]);
     let said = String::from_utf8_lossy(&resumed.stdout);
     assert!(resumed.status.success() && said.contains("1500 iterations on 512 x 512 points, right"), "{said}");
+}
+
+/// Stands in for `ssh`: a host is an address of this one, and has its shell, but nothing of our environment. One with a file `cut-HOST` cannot be reached; one with a file `dies-HOST` dies in the
+/// middle.
+const SSH: &str = r#"#!/bin/sh
+for word; do host=$command; command=$word; done
+cd "$(dirname "$0")"
+echo "$host" >> asked
+[ ! -e "cut-$host" ] || exit 255
+echo $$ >> groups
+if [ -e "dies-$host" ]; then
+    exec 3<&0
+    setsid env -i PATH="$PATH" RANKS_TEST_PROGRAM="$RANKS_TEST_PROGRAM" sh -c "$command" <&3 &
+    sleep 0.3
+    mv "dies-$host" "cut-$host"
+    env kill -KILL -- -$!
+    exit 255
+fi
+exec setsid env -i PATH="$PATH" RANKS_TEST_PROGRAM="$RANKS_TEST_PROGRAM" sh -c "$command"
+"#;
+
+#[test]
+fn ranks_run_on_several_hosts_and_go_on_without_one_that_is_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name: &str| directory.path().join(name);
+    fs::write(place("ssh"), SSH).unwrap();
+    fs::set_permissions(place("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = env::current_exe().unwrap();
+    let run = |hosts: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fermata"));
+        command.args(["run-ranks", "-n", "4", "--name", "grid", "--every", "10ms", "--json", "--hosts", hosts]).arg(&program);
+        command.args(["--exact", "a_rank", "--quiet"]).env_remove("FERMATA_EXPERIMENT");
+        let output = command.env("FERMATA_STORE", place("store")).env("FERMATA_SSH", place("ssh")).env(PROGRAM, "12000").output().unwrap();
+        answer(&output)
+    };
+    let is_right = |ran: &serde_json::Value| ran["answers"].to_string().contains("12000 iterations on 512 x 512 points, right");
+
+    let ran = run("127.0.0.2:2,localhost,me@127.0.0.3");
+    assert!(is_right(&ran) && ran["rollbacks"] == 0 && !ran["checkpoints"].as_array().unwrap().is_empty(), "{ran}");
+    assert_eq!(fs::read_to_string(place("asked")).unwrap(), "127.0.0.2\nme@127.0.0.3\n");
+
+    fs::write(place("cut-127.0.0.2"), "").unwrap();
+    fs::write(place("dies-127.0.0.3"), "").unwrap();
+    let ran = run("127.0.0.2,127.0.0.3,127.0.0.4");
+    assert!(is_right(&ran) && ran["rollbacks"].as_u64() >= Some(2), "{ran}");
+    for host in ["127.0.0.2", "127.0.0.3"] {
+        assert!(ran["reasons"].to_string().contains(&format!("host {host} is lost")), "{ran}");
+    }
+    // Ranks of an earlier life end, though only what began them could be killed.
+    for group in fs::read_to_string(place("groups")).unwrap().lines() {
+        let is_there = || Command::new("kill").args(["-0", "--", &format!("-{group}")]).output().unwrap().status.success();
+        assert!((0..100).any(|_| !is_there() || (thread::sleep(Duration::from_millis(100)), false).1), "ranks of {group} are still there");
+    }
+}
+
+#[test]
+fn hosts_that_cannot_be() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = |options: &[&str]| run_ranks(&directory.path().join("store"), options);
+    for (options, status, why) in [
+        (&["--hosts=-oProxyCommand=x"][..], 2, "is no host for ranks"),
+        (&["--hosts", "a:0"], 2, "is no host for ranks"),
+        (&["--listen", "127.0.0.1"], 2, "--hosts"),
+        (&["--hosts", "a", "--transport", "mpi"], 1, "mpirun knows the hosts"),
+        (&["--hosts", "no.such.host.invalid"], 1, "--listen ADDRESS"),
+    ] {
+        let output = run(options);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(status) && said.contains(why), "{options:?}: {said}");
+    }
 }

@@ -9,6 +9,7 @@
 //! For whoever runs it:
 //!
 //! - [`host`]: runs a program to its end, and takes all ranks back when one dies
+//! - `hosts`: where ranks run, and how they are started there
 //! - `life`: the processes of the ranks from one beginning to one end
 //! - `together`: coordinates checkpoints of all ranks
 //! - `apart`: keeps those that each rank takes by itself
@@ -27,6 +28,7 @@
 mod apart;
 mod area;
 pub mod host;
+mod hosts;
 mod life;
 mod links;
 pub mod messages;
@@ -40,6 +42,7 @@ mod wire;
 
 pub use fermata_linux::own_memory::Plain;
 pub use host::{Error, Event, Garbage, Line, Options, Outcome, Taken};
+pub use hosts::Host;
 pub use messages::{Messages, Wants};
 pub use mode::{Mode, Transport};
 pub use program::{Here, Layout, Next, Program, Ranks};

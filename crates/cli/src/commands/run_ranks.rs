@@ -10,10 +10,10 @@ use crate::{
 use clap::{Args, ValueHint};
 use fermata_api::{
     local,
-    ranks::{self, Event, Line, Mode, Options, Ran, Taken, Transport},
+    ranks::{self, Event, Host, Line, Mode, Options, Ran, Taken, Transport},
     values::Activity,
 };
-use std::{path::PathBuf, time::Duration};
+use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 /// Run a program of several ranks, and checkpoint all of them together
 ///
@@ -23,6 +23,9 @@ use std::{path::PathBuf, time::Duration};
 /// With --mode optimistic each rank takes checkpoints by itself, every so often, and several are kept. When a rank dies all go back to the recovery line: the latest checkpoint of each such that none has received a message
 /// that was not sent. One that goes back may pull others back with it, up to the beginning: it is told how far. What lies before the line is removed, unless --keep.
 ///
+/// With --hosts the ranks run on several hosts, which `ssh` reaches without asking anything, and where the program lies under the same name. Checkpoints go to the store of this host. When a host is lost, all go back, and the
+/// others take its ranks. Messages and memory travel unencrypted, at ports that the system chooses: the network between the hosts has to be one that you trust.
+///
 /// The program must be written for it: see the library `fermata-process` and its examples. With --transport mpi it is one of MPI, for which two calls are enough: see docs/mpi.md.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
@@ -31,6 +34,7 @@ Examples:
   fermata run-ranks -n 16 --every 2m --name weather ./model
   fermata run-ranks -n 16 --resume --name weather ./model
   fermata run-ranks -n 16 --backup nas --name weather ./model
+  fermata run-ranks -n 16 --hosts a,b,c:2 ./grid 2048 1000
   fermata run-ranks -n 16 --transport mpi ./jacobi
   fermata run-ranks -n 16 --transport mpi --mpirun 'mpirun.openmpi --oversubscribe' ./jacobi
   fermata run-ranks -n 4 --mode blocking --json ./fft | jq '.checkpoints[].blocked_ns'
@@ -48,9 +52,17 @@ pub struct RunRanks {
     #[arg(long, value_name = "MODE", default_value = "consistent")]
     mode: Mode,
 
-    /// How messages travel: unix or tcp; or mpi, for a program of MPI, which takes checkpoints that are consistent or full
-    #[arg(long, value_name = "HOW", default_value = "unix")]
-    transport: Transport,
+    /// How messages travel: unix or tcp; or mpi, for a program of MPI, which takes checkpoints that are consistent or full [default: unix; between hosts tcp]
+    #[arg(long, value_name = "HOW")]
+    transport: Option<Transport>,
+
+    /// Run on these hosts: NAME, or NAME:SHARE for so many times as many ranks as on others; localhost is this one
+    #[arg(long, value_name = "HOST,...", value_delimiter = ',', value_hint = ValueHint::Hostname)]
+    hosts: Vec<Host>,
+
+    /// The address at which they find this host [default: that by which it reaches the first of them]
+    #[arg(long, value_name = "ADDRESS", requires = "hosts")]
+    listen: Option<IpAddr>,
 
     /// What starts a program of MPI, and its options [default: mpirun]
     #[arg(long, value_name = "COMMAND")]
@@ -90,7 +102,8 @@ impl RunRanks {
         let file_name = || Some(self.program.file_name()?.to_str()?.to_owned());
         let name = self.name.clone().or_else(file_name);
         let name = name.ok_or_else(|| Failure::Misuse("the run needs a name: say which with --name".into()))?;
-        if self.mpirun.is_some() && self.transport != Transport::Mpi {
+        let transport = self.transport.unwrap_or(if self.hosts.is_empty() { Transport::Unix } else { Transport::Tcp });
+        if self.mpirun.is_some() && transport != Transport::Mpi {
             return Err(Failure::Misuse("--mpirun is for programs of MPI: it goes with --transport mpi".into()));
         }
         let mut options = Options::new(&name, self.ranks, &self.program);
@@ -101,7 +114,9 @@ impl RunRanks {
             args: self.args.clone(),
             every: (self.every > 0).then(|| Duration::from_nanos(self.every)),
             mode: self.mode,
-            transport: self.transport,
+            transport,
+            hosts: self.hosts.clone(),
+            listen: self.listen,
             resume: self.resume,
             keep: self.keep,
             retries: self.retries,
@@ -220,6 +235,7 @@ mod tests {
             checkpoints: vec![taken],
             aborted: 0,
             rollbacks: 2,
+            reasons: vec![],
             lines: Vec::new(),
             garbage: None,
         };

@@ -5,6 +5,7 @@
 
 use super::{
     apart::Apart,
+    hosts::{Host, Hosts},
     life::{Beginning, Life},
     mode::{Mode, Transport},
     together::Together,
@@ -15,7 +16,7 @@ use fermata_linux::clock::Stopwatch;
 use fermata_store::Store;
 use fermata_types::CheckpointId;
 use serde::Serialize;
-use std::{io, path::PathBuf, time::Duration};
+use std::{io, net::IpAddr, path::PathBuf, time::Duration};
 
 /// What to run, and how.
 #[derive(Debug, Clone)]
@@ -38,6 +39,10 @@ pub struct Options {
     pub transport: Transport,
     /// What starts a program of MPI, and its options, but for the number of ranks.
     pub mpirun: Vec<String>,
+    /// Hosts to run on, over TCP; none: this one. The program is there under the same name.
+    pub hosts: Vec<Host>,
+    /// The address of this host at which they find it; none: that by which it reaches the first of them.
+    pub listen: Option<IpAddr>,
     /// Go on from the last permanent checkpoint of the last run of this name, if there is one.
     pub resume: bool,
     /// Keep the checkpoints that were replaced by later ones.
@@ -61,6 +66,8 @@ impl Options {
             mode: Mode::default(),
             transport: Transport::default(),
             mpirun: vec!["mpirun".to_owned()],
+            hosts: Vec::new(),
+            listen: None,
             resume: false,
             keep: false,
             patience: 600,
@@ -73,7 +80,7 @@ impl Options {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// All ranks were started: their process ids. The number of the checkpoint that they begin from is 0 for the beginning; where each has its own it is the lowest.
+    /// All ranks were started: their process ids, each on its host. The number of the checkpoint that they begin from is 0 for the beginning; where each has its own it is the lowest.
     Started {
         /// By rank.
         pids: Vec<u32>,
@@ -147,6 +154,9 @@ pub struct Outcome {
     pub aborted: u64,
     /// How often all went back.
     pub rollbacks: u64,
+    /// Why, each time.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reasons: Vec<String>,
     /// Where to each time, if each rank took checkpoints by itself.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lines: Vec<Line>,
@@ -219,6 +229,11 @@ pub fn run(store: &Store, options: &Options, watch: &mut dyn FnMut(Event)) -> Re
         let why = "checkpoints of a program of MPI are consistent or full: in the other ways a rank stands still, or goes back by itself, where its messages would have to come";
         return Err(Error::Refused(why.into()));
     }
+    if !options.hosts.is_empty() && options.transport != Transport::Tcp {
+        return Err(Error::Refused(
+            "ranks on several hosts send their messages over tcp; for a program of MPI mpirun knows the hosts".into(),
+        ));
+    }
     let spec = serde_json::json!({"ranks": options.ranks, "program": options.program, "args": options.args});
     let mut way: Box<dyn Way> = match options.mode {
         Mode::Optimistic => Box::new(Apart::new(store, options, spec)?),
@@ -227,15 +242,16 @@ pub fn run(store: &Store, options: &Options, watch: &mut dyn FnMut(Event)) -> Re
     let clock = Stopwatch::start();
     let mut tally = Tally::default();
     let mut in_vain = 0;
+    let mut hosts = Hosts::new(&options.hosts);
     loop {
         let before = way.progress();
-        let why = match Life::begin(&*way, options, watch) {
+        let why = match Life::begin(&*way, options, &mut hosts, watch) {
             Ok(mut life) => match way.live(&mut life, &mut tally, watch)? {
                 End::Done(answers) => {
                     life.end()?;
-                    let Tally { checkpoints, aborted, rollbacks, lines, garbage } = tally;
+                    let Tally { checkpoints, aborted, rollbacks, reasons, lines, garbage } = tally;
                     let (elapsed_ns, branch) = (clock.elapsed().as_nanos() as u64, way.branch());
-                    return Ok(Outcome { answers, elapsed_ns, branch, checkpoints, aborted, rollbacks, lines, garbage });
+                    return Ok(Outcome { answers, elapsed_ns, branch, checkpoints, aborted, rollbacks, reasons, lines, garbage });
                 }
                 End::Died(why) => why,
             },
@@ -248,6 +264,7 @@ pub fn run(store: &Store, options: &Options, watch: &mut dyn FnMut(Event)) -> Re
             return Err(Error::Hopeless { times: in_vain, why });
         }
         tally.rollbacks += 1;
+        tally.reasons.push(why.clone());
         tally.lines.extend(line.clone());
         watch(Event::Back { why, line });
     }
@@ -283,6 +300,7 @@ pub(super) struct Tally {
     pub checkpoints: Vec<Taken>,
     pub aborted: u64,
     pub rollbacks: u64,
+    pub reasons: Vec<String>,
     pub lines: Vec<Line>,
     pub garbage: Option<Garbage>,
 }

@@ -2,6 +2,7 @@
 
 use super::{
     host::{Error, Event, Options, Way, failed},
+    hosts::{CUT_OFF, Hosts},
     links::{Listener, Stream},
     mode::Transport,
     runtime,
@@ -49,6 +50,7 @@ impl From<fermata_store::Error> for Beginning {
 /// The processes of all ranks.
 pub(super) struct Life<'a> {
     pub options: &'a Options,
+    hosts: &'a mut Hosts,
     children: Children,
     streams: Vec<Stream>,
     frames: mpsc::Receiver<(usize, Option<Frame>)>,
@@ -63,18 +65,27 @@ enum Children {
     Ranks(Vec<Child>),
     /// What has started the ranks, and ends them.
     Mpirun(Child),
+    /// What has started the ranks of a host, for each that has some. They end when their coordinator hangs up.
+    Hosts(Vec<(usize, Child)>),
 }
 
 impl Drop for Children {
     fn drop(&mut self) {
-        match self {
-            Self::Ranks(ranks) => {
-                // All at once, then they are waited for.
-                ranks.iter_mut().for_each(|child| _ = child.kill());
-                ranks.iter_mut().for_each(|child| _ = child.wait());
-            }
-            Self::Mpirun(mpirun) => end_mpirun(mpirun),
-        }
+        let mut all: Vec<_> = match self {
+            Self::Ranks(ranks) => ranks.iter_mut().collect(),
+            Self::Hosts(hosts) => hosts.iter_mut().map(|(_, child)| child).collect(),
+            Self::Mpirun(mpirun) => return end_mpirun(mpirun),
+        };
+        // All at once, then they are waited for.
+        all.iter_mut().for_each(|child| _ = child.kill());
+        all.iter_mut().for_each(|child| _ = child.wait());
+    }
+}
+
+impl Drop for Life<'_> {
+    /// Whoever listens to a rank holds its connection, and one on another host does not end with what started it.
+    fn drop(&mut self) {
+        self.streams.iter().for_each(Stream::hang_up);
     }
 }
 
@@ -95,12 +106,18 @@ fn end_mpirun(mpirun: &mut Child) {
 }
 
 impl Children {
-    fn dead(&mut self) -> Option<String> {
+    /// Who has died, if somebody has. A host that is cut off is lost.
+    fn dead(&mut self, hosts: &mut Hosts) -> Option<String> {
         match self {
             Self::Ranks(ranks) => {
                 ranks.iter_mut().enumerate().find_map(|(rank, child)| Some(format!("rank {rank} ended with {}", child.try_wait().ok()??)))
             }
             Self::Mpirun(mpirun) => Some(format!("mpirun ended with {}", mpirun.try_wait().ok()??)),
+            Self::Hosts(shells) => shells.iter_mut().find_map(|(host, shell)| {
+                let status = shell.try_wait().ok()??;
+                let why = format!("what began its ranks ended with {status}");
+                Some(if status.code() == Some(CUT_OFF) { hosts.lose(*host, &why) } else { hosts.of_host(*host, &why) })
+            }),
         }
     }
 
@@ -108,24 +125,28 @@ impl Children {
     fn pids(&self) -> Option<Vec<u32>> {
         match self {
             Self::Ranks(ranks) => Some(ranks.iter().map(Child::id).collect()),
-            Self::Mpirun(_) => None,
+            Self::Mpirun(_) | Self::Hosts(_) => None,
         }
     }
 }
 
 impl<'a> Life<'a> {
-    pub fn begin(way: &dyn Way, options: &'a Options, watch: &mut dyn FnMut(Event)) -> Result<Self, Beginning> {
+    pub fn begin(way: &dyn Way, options: &'a Options, hosts: &'a mut Hosts, watch: &mut dyn FnMut(Event)) -> Result<Self, Beginning> {
         let directory = tempfile::Builder::new().prefix("fermata-").tempdir().map_err(failed("make a directory for sockets"))?;
-        let listener = Listener::new(options.transport, directory.path(), "coordinator").map_err(failed("listen for the ranks"))?;
+        let listener = match options.hosts.is_empty() {
+            true => Listener::new(options.transport, directory.path(), "coordinator"),
+            false => Listener::at(hosts.address(options)?),
+        };
+        let listener = listener.map_err(failed("listen for the ranks"))?;
         let token: Token = random::bytes().map_err(failed("draw a token"))?;
-        let mut children = start(options, &listener, &token)?;
+        let mut children = start(options, hosts, &listener, &token)?;
         let ccn = way.ccn();
         let pids = children.pids();
         let early = pids.is_some();
         if let Some(pids) = pids {
             watch(Event::Started { pids, ccn });
         }
-        let arrived = gather(options.ranks, &listener, &token, &mut children)?;
+        let arrived = gather(options.ranks, &listener, &token, &mut children, hosts)?;
         if !early {
             watch(Event::Started { pids: arrived.iter().map(|arrived| arrived.pid).collect(), ccn });
         }
@@ -151,7 +172,7 @@ impl<'a> Life<'a> {
             thread::spawn(move || listen(rank, stream, &sender));
         }
         let answers = vec![None; options.ranks];
-        Ok(Self { options, children, streams, frames, answers, _directory: directory })
+        Ok(Self { options, hosts, children, streams, frames, answers, _directory: directory })
     }
 
     /// What a rank says next, within this time. Fails with who died.
@@ -187,7 +208,7 @@ impl<'a> Life<'a> {
     fn obituary(&mut self, rank: usize) -> String {
         // The process ends a little after its socket.
         thread::sleep(BETWEEN_LOOKS);
-        self.children.dead().unwrap_or_else(|| format!("rank {rank} hung up"))
+        self.children.dead(self.hosts).unwrap_or_else(|| format!("rank {rank} hung up"))
     }
 
     /// All are done: they end by themselves.
@@ -196,6 +217,7 @@ impl<'a> Life<'a> {
         self.streams.iter_mut().for_each(|stream| _ = Frame::Exit.write(stream));
         match &mut self.children {
             Children::Ranks(ranks) => ranks.iter_mut().for_each(|child| _ = child.wait()),
+            Children::Hosts(hosts) => hosts.iter_mut().for_each(|(_, child)| _ = child.wait()),
             Children::Mpirun(mpirun) => {
                 let status = mpirun.wait().map_err(failed("wait for mpirun"))?;
                 if !status.success() {
@@ -207,9 +229,13 @@ impl<'a> Life<'a> {
     }
 }
 
-fn start(options: &Options, listener: &Listener, token: &Token) -> Result<Children, Error> {
+fn start(options: &Options, hosts: &mut Hosts, listener: &Listener, token: &Token) -> Result<Children, Error> {
     let address = listener.address().map_err(failed("listen for the ranks"))?.to_string();
     let token = hex(token);
+    if !options.hosts.is_empty() {
+        hosts.place(options.ranks);
+        return Ok(Children::Hosts(hosts.start(options, &address, &token)?));
+    }
     let spawn = |mut command: Command, rank: &str| {
         command.args(&options.args).envs(options.environment.iter().map(|(name, value)| (name, value))).stdin(Stdio::null());
         command.env(runtime::ADDRESS, &address).env(runtime::RANK, rank).env(runtime::TOKEN, &token);
@@ -240,7 +266,7 @@ struct Arrived {
 }
 
 /// Waits until all ranks have said where they listen.
-fn gather(ranks: usize, listener: &Listener, token: &Token, children: &mut Children) -> Result<Vec<Arrived>, Beginning> {
+fn gather(ranks: usize, listener: &Listener, token: &Token, children: &mut Children, hosts: &mut Hosts) -> Result<Vec<Arrived>, Beginning> {
     let clock = Stopwatch::start();
     listener.set_nonblocking().map_err(failed("listen for the ranks"))?;
     let mut arrived: Vec<Option<Arrived>> = (0..ranks).map(|_| None).collect();
@@ -254,11 +280,13 @@ fn gather(ranks: usize, listener: &Listener, token: &Token, children: &mut Child
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if let Some(dead) = children.dead() {
+                if let Some(dead) = children.dead(hosts) {
                     return Err(Beginning::Died(format!("{dead} before it began")));
                 }
                 if clock.elapsed() > COMING {
-                    return Err(Beginning::Died(format!("not all ranks came within {} s", COMING.as_secs())));
+                    let why = format!("not all ranks came within {} s", COMING.as_secs());
+                    let missing = arrived.iter().position(Option::is_none).filter(|_| matches!(children, Children::Hosts(_)));
+                    return Err(Beginning::Died(missing.map_or(why.clone(), |rank| hosts.lose(hosts.of(rank), &why))));
                 }
                 thread::sleep(BETWEEN_LOOKS);
             }

@@ -4,18 +4,25 @@ use super::mode::Transport;
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
+    net::{Shutdown, shutdown, sockopt},
 };
 use std::{
     fmt, io,
     io::{Read, Write},
-    net::{TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     os::{
         fd::{AsFd, BorrowedFd},
         unix::net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
     str::FromStr,
+    time::Duration,
 };
+
+/// How long a connection to another host may take to come about.
+const CONNECTING: Duration = Duration::from_secs(20);
+/// A host that acknowledges nothing for so long is taken for lost.
+const SILENT: Duration = Duration::from_secs(15);
 
 /// Where somebody listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,9 +47,13 @@ impl FromStr for Address {
         match text.split_once(':') {
             Some(("unix", path)) => Ok(Self::Unix(path.into())),
             Some(("tcp", address)) => Ok(Self::Tcp(address.to_owned())),
-            _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("\"{text}\" is no address of a rank"))),
+            _ => Err(no_address(text)),
         }
     }
+}
+
+fn no_address(text: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, format!("\"{text}\" is no address of a rank"))
 }
 
 /// A connection.
@@ -56,13 +67,35 @@ impl Stream {
     pub fn connect(address: &Address) -> io::Result<Self> {
         match address {
             Address::Unix(path) => Ok(Self::Unix(UnixStream::connect(path)?)),
-            Address::Tcp(address) => Self::of_tcp(TcpStream::connect(address)?),
+            Address::Tcp(text) => {
+                let address: SocketAddr = text.parse().map_err(|_| no_address(&address.to_string()))?;
+                Self::of_tcp(TcpStream::connect_timeout(&address, CONNECTING)?)
+            }
         }
     }
 
+    /// A host that is cut off says nothing, and neither does one that has nothing to say: it is asked whether it is there.
     fn of_tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, SILENT / 3)?;
+        sockopt::set_tcp_keepintvl(&stream, SILENT / 3)?;
+        sockopt::set_tcp_user_timeout(&stream, SILENT.as_millis() as u32)?;
         Ok(Self::Tcp(stream))
+    }
+
+    /// The address of this host that the other end has.
+    pub fn own_ip(&self) -> io::Result<IpAddr> {
+        match self {
+            Self::Unix(_) => Ok(Ipv4Addr::LOCALHOST.into()),
+            Self::Tcp(stream) => Ok(stream.local_addr()?.ip()),
+        }
+    }
+
+    /// Ends the connection, whoever else holds it here.
+    pub fn hang_up(&self) {
+        // One that has ended already needs nothing.
+        let _ = shutdown(self, Shutdown::Both);
     }
 
     pub fn try_clone(&self) -> io::Result<Self> {
@@ -81,7 +114,7 @@ impl Stream {
     }
 
     /// Waits at most so long for what comes next; for ever without a time.
-    pub fn set_read_timeout(&self, time: Option<std::time::Duration>) -> io::Result<()> {
+    pub fn set_read_timeout(&self, time: Option<Duration>) -> io::Result<()> {
         match self {
             Self::Unix(stream) => stream.set_read_timeout(time),
             Self::Tcp(stream) => stream.set_read_timeout(time),
@@ -128,7 +161,7 @@ pub(super) enum Listener {
 }
 
 impl Listener {
-    /// Listens: on a socket of this name in a directory, or on a free port of this host.
+    /// Listens: on a socket of this name in a directory, or on a free port that only this host reaches.
     pub fn new(transport: Transport, directory: &Path, name: &str) -> io::Result<Self> {
         match transport {
             // What goes over MPI is messages, and not what ranks and their coordinator tell each other.
@@ -136,8 +169,13 @@ impl Listener {
                 let path = directory.join(name);
                 Ok(Self::Unix(UnixListener::bind(&path)?, path))
             }
-            Transport::Tcp => Ok(Self::Tcp(TcpListener::bind(("127.0.0.1", 0))?)),
+            Transport::Tcp => Self::at(Ipv4Addr::LOCALHOST.into()),
         }
+    }
+
+    /// Listens on a free port at this address.
+    pub fn at(address: IpAddr) -> io::Result<Self> {
+        Ok(Self::Tcp(TcpListener::bind((address, 0))?))
     }
 
     pub fn address(&self) -> io::Result<Address> {
@@ -192,7 +230,7 @@ impl AsFd for Listener {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{thread, time::Duration};
+    use std::thread;
 
     /// Ranks that wait for one another end with their coordinator.
     #[test]
@@ -216,5 +254,17 @@ mod tests {
             assert_eq!(listener.accept_while(&control).unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
             dies.join().unwrap();
         }
+    }
+
+    /// Though another thread reads from it, and so holds it open.
+    #[test]
+    fn who_hangs_up_is_heard() {
+        let listener = Listener::new(Transport::Tcp, Path::new("/"), "").unwrap();
+        let mut far = Stream::connect(&listener.address().unwrap()).unwrap();
+        let near = listener.accept().unwrap();
+        let mut held = near.try_clone().unwrap();
+        let reads = thread::spawn(move || held.read(&mut [0; 1]).unwrap_or(0));
+        near.hang_up();
+        assert_eq!((far.read(&mut [0; 1]).unwrap_or(0), reads.join().unwrap()), (0, 0));
     }
 }

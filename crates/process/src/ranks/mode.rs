@@ -78,7 +78,7 @@ pub enum Transport {
     /// Unix sockets.
     #[default]
     Unix,
-    /// TCP, on this host's own address.
+    /// TCP: on this host alone, or between several.
     Tcp,
     /// MPI: the program is one of MPI, and started by `mpirun`.
     Mpi,

@@ -32,7 +32,7 @@ pub(super) const RANK: &str = "FERMATA_RANK";
 pub(super) const TOKEN: &str = "FERMATA_RANKS_TOKEN";
 
 /// The exit status of a rank without a coordinator.
-const ABANDONED: i32 = 75;
+pub(super) const ABANDONED: i32 = 75;
 /// Passes over the memory before a capture that is copied ahead.
 const PASSES: usize = 4;
 /// With fewer written pages than this a rank is captured.
@@ -111,7 +111,8 @@ impl Joined {
         let mut control = Stream::connect(&address)?;
         let listener = match &address {
             Address::Unix(path) => Listener::new(Transport::Unix, path.parent().unwrap_or(Path::new("/")), &format!("rank-{rank}"))?,
-            Address::Tcp(_) => Listener::new(Transport::Tcp, Path::new("/"), "")?,
+            // Who reaches the coordinator there reaches us where it does.
+            Address::Tcp(_) => Listener::at(control.own_ip()?)?,
         };
         Frame::Hello { token, rank, pid: process::id(), address: listener.address()?.to_string() }.write(&mut control)?;
         let Some(Frame::Start { mode, every_ns, addresses }) = Frame::read(&mut control)? else {
@@ -161,7 +162,9 @@ fn variable(name: &str) -> io::Result<String> {
 fn meet(here: Here, token: Token, control: &Stream, listener: &Listener, addresses: &[String]) -> io::Result<Vec<Option<Stream>>> {
     let mut links: Vec<Option<Stream>> = (0..here.ranks).map(|_| None).collect();
     for (peer, address) in addresses.iter().enumerate().take(here.rank) {
-        let mut link = Stream::connect(&address.parse()?)?;
+        let connected = Stream::connect(&address.parse()?);
+        let mut link =
+            connected.map_err(|error| io::Error::new(error.kind(), format!("cannot reach rank {peer} at {address}: {error}")))?;
         Greeting { token, rank: here.rank as u32 }.write(&mut link)?;
         links[peer] = Some(link);
     }

@@ -1,0 +1,249 @@
+//! On which hosts ranks run, and how they are started there: by a shell, over `ssh` where the host is another one.
+
+use super::{
+    host::{Error, Options, failed},
+    runtime::{ABANDONED, ADDRESS, RANK, TOKEN},
+};
+use std::{
+    env,
+    fmt::Write as _,
+    io::{self, Write as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs as _, UdpSocket},
+    process::{Child, Command, Stdio},
+    str::FromStr,
+};
+
+/// This host, without `ssh`.
+const HERE: &str = "localhost";
+/// Where `ssh` listens, for the system to find the way there.
+const SSH_PORT: u16 = 22;
+/// The exit status of `ssh` when it does not get there, or is cut off.
+pub(super) const CUT_OFF: i32 = 255;
+
+/// A host that ranks run on: `NAME`, or `NAME:SHARE` for so many times as many ranks as one without. The name is what `ssh` gets; `localhost` is this host, without `ssh`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// What `ssh` gets: `name` or `user@name`.
+    pub name: String,
+    /// Its part of the ranks, in proportion to those of the others.
+    pub share: u32,
+}
+
+impl FromStr for Host {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, share) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            Some((name, "")) => (name, None),
+            Some((name, share)) => (name, Some(share.strip_prefix(':').unwrap_or_default())),
+            None => match text.split_once(':') {
+                // An address of IPv6 has more than one colon.
+                Some((name, share)) if !share.contains(':') => (name, Some(share)),
+                _ => (text, None),
+            },
+        };
+        let is_name = !name.is_empty() && !name.starts_with('-') && !name.contains(|c: char| c.is_whitespace() || c.is_control());
+        let share = share.map_or(Some(1), |share| share.parse().ok().filter(|share| *share > 0));
+        match (is_name, share) {
+            (true, Some(share)) => Ok(Self { name: name.to_owned(), share }),
+            _ => Err(format!("\"{text}\" is no host for ranks; write NAME, or NAME:SHARE for so many times as many ranks")),
+        }
+    }
+}
+
+/// The hosts of a run, and what became of them.
+#[derive(Debug)]
+pub(super) struct Hosts {
+    all: Vec<Host>,
+    lost: Vec<bool>,
+    /// The host of each rank.
+    places: Vec<usize>,
+}
+
+impl Hosts {
+    pub fn new(all: &[Host]) -> Self {
+        Self { all: all.to_vec(), lost: vec![false; all.len()], places: Vec::new() }
+    }
+
+    /// Shares ranks out among the hosts that are not lost, in their order: neighbours are near each other.
+    pub fn place(&mut self, ranks: usize) {
+        let shares = || self.all.iter().zip(&self.lost).map(|(host, lost)| if *lost { 0 } else { u64::from(host.share) });
+        let sum: u64 = shares().sum();
+        let host_of = |rank: usize| {
+            let at = rank as u64 * sum / ranks as u64;
+            let ends = shares().scan(0, |end, share| {
+                *end += share;
+                Some(*end)
+            });
+            ends.take_while(|end| *end <= at).count()
+        };
+        self.places = (0..ranks).map(host_of).collect();
+    }
+
+    /// The host of a rank.
+    pub fn of(&self, rank: usize) -> usize {
+        self.places[rank]
+    }
+
+    /// What is to be said of a host that is not lost.
+    pub fn of_host(&self, host: usize, why: &str) -> String {
+        format!("host {}: {why}", self.all[host].name)
+    }
+
+    /// No rank is started there any more, as long as another host is left. Returns what is to be said of it.
+    pub fn lose(&mut self, host: usize, why: &str) -> String {
+        let name = &self.all[host].name;
+        self.lost[host] = true;
+        if self.lost.iter().all(|lost| *lost) {
+            self.lost.fill(false);
+            return format!("no host is left: {name} is lost, too ({why}). All are tried again");
+        }
+        format!("host {name} is lost ({why}), and others take its ranks")
+    }
+
+    /// The address at which ranks on all hosts find who listens here.
+    pub fn address(&self, options: &Options) -> Result<IpAddr, Error> {
+        if let Some(address) = options.listen {
+            return Ok(address);
+        }
+        let Some(other) = self.all.iter().find(|host| host.name != HERE) else { return Ok(Ipv4Addr::LOCALHOST.into()) };
+        reached_from(&other.name).map_err(|error| {
+            let name = &other.name;
+            Error::Refused(format!(
+                "it cannot be found out at which address {name} finds this host ({error}): say it with --listen ADDRESS"
+            ))
+        })
+    }
+
+    /// Starts all ranks of a host: where, and what ends when they have ended. Several shells, one on each host.
+    pub fn start(&self, options: &Options, address: &str, token: &str) -> Result<Vec<(usize, Child)>, Error> {
+        let mut started = Vec::new();
+        for (at, host) in self.all.iter().enumerate() {
+            let ranks: Vec<_> = (0..options.ranks).filter(|rank| self.places[*rank] == at).collect();
+            if ranks.is_empty() {
+                continue;
+            }
+            let script = script(options, &host.name, address, &ranks)?;
+            let mut command = shell(&host.name, &script);
+            let action = format!("start {}", command.get_program().display());
+            let mut child = command.stdin(Stdio::piped()).spawn().map_err(failed(action))?;
+            // Not among its words, where everybody on its host could read it. One that has ended already is seen later.
+            let _ = writeln!(child.stdin.take().expect("it is piped"), "{token}");
+            started.push((at, child));
+        }
+        Ok(started)
+    }
+}
+
+/// The address by which this host reaches another.
+fn reached_from(name: &str) -> io::Result<IpAddr> {
+    let host = name.rsplit_once('@').map_or(name, |(_, host)| host);
+    let mut last = io::Error::other("it has no address");
+    for there in (host, SSH_PORT).to_socket_addrs()? {
+        let any: IpAddr = if there.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        // Nothing is sent: the system looks where it would go.
+        let found = UdpSocket::bind((any, 0)).and_then(|socket| {
+            socket.connect(there)?;
+            socket.local_addr()
+        });
+        match found {
+            Ok(address) => return Ok(address.ip()),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// A shell on a host that runs this script.
+fn shell(host: &str, script: &str) -> Command {
+    if host == HERE {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        return command;
+    }
+    let mut command = Command::new(env::var("FERMATA_SSH").unwrap_or_else(|_| "ssh".to_owned()));
+    command.args(["-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ConnectTimeout=20"]);
+    // Whatever shell people have there gets one word for `sh`.
+    command.arg(host).arg(format!("exec sh -c {}", quoted(script)));
+    command
+}
+
+/// What begins these ranks on a host, with the token from its standard input, and ends when they have ended.
+fn script(options: &Options, host: &str, address: &str, ranks: &[usize]) -> Result<String, Error> {
+    let program = options.program.to_str().ok_or_else(|| Error::Refused("the program's name is no text".into()))?;
+    let mut script = format!("IFS= read -r {TOKEN} || exit {CUT_OFF}\nexport {TOKEN} {ADDRESS}={}\n", quoted(address));
+    for (name, value) in &options.environment {
+        _ = writeln!(script, "export {name}={}", quoted(value));
+    }
+    // The directory that we are in, if there is one of this name.
+    if let Some(directory) = env::current_dir().ok().as_deref().and_then(|directory| directory.to_str()) {
+        _ = writeln!(script, "cd {} 2>/dev/null", quoted(directory));
+    }
+    let words: Vec<_> = std::iter::once(program).chain(options.args.iter().map(String::as_str)).map(quoted).collect();
+    let ranks: Vec<_> = ranks.iter().map(ToString::to_string).collect();
+    // Ranks that end because all go back have nothing to say of themselves.
+    _ = write!(
+        script,
+        "for rank in {}; do {{\n{RANK}=$rank {} </dev/null\nstatus=$?\ncase $status in 0|{ABANDONED}) ;; *) echo \"rank $rank on \"{}\" ended with status $status\" >&2 ;; esac\n}} & done\nwait\n",
+        ranks.join(" "),
+        words.join(" "),
+        quoted(host)
+    );
+    Ok(script)
+}
+
+/// One word of a shell.
+fn quoted(word: impl AsRef<str>) -> String {
+    format!("'{}'", word.as_ref().replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hosts(texts: &[&str]) -> Vec<Host> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn names_and_shares() {
+        for (text, name, share) in
+            [("a", "a", 1), ("me@a:3", "me@a", 3), ("fe80::1", "fe80::1", 1), ("[fe80::1]:2", "fe80::1", 2), ("[a]", "a", 1)]
+        {
+            assert_eq!(text.parse(), Ok(Host { name: name.into(), share }), "{text}");
+        }
+        for text in ["", ":2", "a:0", "a:", "a:many", "-oProxyCommand=x", "a b", "[a]2"] {
+            assert!(text.parse::<Host>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn ranks_are_shared_out_among_those_that_are_left() {
+        let all = hosts(&["a", "b:2", "c"]);
+        let mut hosts = Hosts::new(&all);
+        let placed = |hosts: &mut Hosts, ranks| {
+            hosts.place(ranks);
+            hosts.places.clone()
+        };
+        assert_eq!(placed(&mut hosts, 8), [0, 0, 1, 1, 1, 1, 2, 2]);
+        assert_eq!(placed(&mut hosts, 2), [0, 1]);
+        assert!(hosts.lose(0, "why").contains("a is lost (why)"));
+        assert_eq!(placed(&mut hosts, 6), [1, 1, 1, 1, 2, 2]);
+        hosts.lose(1, "why");
+        assert_eq!(placed(&mut hosts, 2), [2, 2]);
+        assert!(hosts.lose(2, "why").contains("no host is left"));
+        assert_eq!(placed(&mut hosts, 4), [0, 1, 1, 2]);
+    }
+
+    #[test]
+    fn words_arrive_as_they_are() {
+        let mut options = Options::new("words", 1, "printf");
+        options.args = vec!["<%s>".into(), "it's".into(), "$HOME `x`".into(), String::new()];
+        options.environment = vec![("GREETING".into(), "a 'b'".into())];
+        let script = format!("{}echo \"$GREETING $FERMATA_RANKS_TOKEN\"", script(&options, "h", "tcp:x", &[0]).unwrap());
+        let mut child = Command::new("sh").args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        writeln!(child.stdin.take().unwrap(), "secret").unwrap();
+        let said = child.wait_with_output().unwrap().stdout;
+        assert_eq!(String::from_utf8_lossy(&said), "<it's><$HOME `x`><>a 'b' secret\n");
+    }
+}
