@@ -87,8 +87,8 @@ pub trait Part<S: ?Sized>: Send {
         Ok(())
     }
 
-    /// Nothing else is frozen in this step, whose freezing has begun. So what capturing begins with may follow at once: it would only have taken processors
-    /// from others that are yet to stop.
+    /// It is frozen, and nothing else is frozen in this step. So what capturing begins with may follow at once: it would only have taken processors from others that are
+    /// yet to stop.
     fn begin_ahead(&mut self) -> Result<(), Failure> {
         Ok(())
     }

@@ -340,10 +340,11 @@ fn phase<S: 'static>(
         let mut begun = Vec::with_capacity(group.len());
         for (delay, index) in group {
             wait_until(&watch, *delay);
-            begun.push(ask(parts, *index, |part| part.begin(phase).and_then(|()| if ahead { part.begin_ahead() } else { Ok(()) })));
+            begun.push(ask(parts, *index, |part| part.begin(phase)));
         }
         for ((_, index), begun) in group.iter().zip(begun) {
             let result = begun.and_then(|()| ask(parts, *index, &mut finish));
+            let result = result.and_then(|()| if ahead { ask(parts, *index, |part| part.begin_ahead()) } else { Ok(()) });
             if phase == Phase::Thaw && has_panicked(&result) {
                 go_on_anyway(parts, *index);
             }

@@ -65,6 +65,10 @@ pub struct MachineConfig {
     /// It has a balloon, through which its kernel reports free pages: those lose their content at once. Machines of older checkpoints have none.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub balloon: bool,
+    /// The guest agent's port is on a device of virtio 0.9. Of one of virtio 1.0 QEMU writes 1,024 rings into each device state, used or not (`vmstate_virtio_virtqueues`
+    /// in `hw/virtio/virtio.c`): half of the state, and of the time for it. Machines of older checkpoints have one that is both.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub old_agent_port: bool,
     /// Milliseconds by which its clock is ahead of the host's when it boots. The clock is set to the second.
     #[serde(default, skip_serializing_if = "is_right")]
     pub clock_ahead_ms: i64,
@@ -121,6 +125,14 @@ pub const CONTROL_PREFIX: u8 = 24;
 
 /// Virtual nanoseconds an instruction takes in a deterministic machine: 2 to this power.
 pub(crate) const ICOUNT_SHIFT: u32 = 3;
+
+/// The monitor for everything but the pause.
+pub(crate) const MONITOR: &str = "qmp";
+/// The monitor on which the guest is stopped and let go on. One for both: what is asked on one is done in its order, also by a QEMU that was silent meanwhile.
+pub(crate) const PAUSE_MONITOR: &str = "pause";
+/// The monitor on which the state of the devices is asked for.
+pub(crate) const SAVE_MONITOR: &str = "save";
+const MONITORS: [&str; 3] = [MONITOR, PAUSE_MONITOR, SAVE_MONITOR];
 
 /// QEMU's name for a network interface.
 pub(crate) fn net_id(number: u32) -> String {
@@ -184,8 +196,8 @@ impl Place {
         self.file("agent.sock")
     }
 
-    pub(crate) fn monitor_socket(&self) -> PathBuf {
-        self.file("qmp.sock")
+    pub(crate) fn monitor_socket(&self, monitor: &str) -> PathBuf {
+        self.file(&format!("{monitor}.sock"))
     }
 
     pub(crate) fn ram(&self) -> PathBuf {
@@ -241,8 +253,10 @@ pub(crate) fn arguments(config: &MachineConfig, id: &MachineId, place: &Place, s
     // A machine that comes back tells the network nothing that its guest does not.
     line.add("-global", "migration.announce-rounds=0");
     line.add("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
-    line.add("-chardev", format!("socket,id=qmp,path={},server=on,wait=off", path(&place.monitor_socket())));
-    line.add("-mon", "chardev=qmp,mode=control");
+    for monitor in MONITORS {
+        line.add("-chardev", format!("socket,id={monitor},path={},server=on,wait=off", path(&place.monitor_socket(monitor))));
+        line.add("-mon", format!("chardev={monitor},mode=control"));
+    }
     line.add(
         "-chardev",
         format!(
@@ -292,7 +306,9 @@ fn clock_base(ahead_ms: i64, wall_ns: u64) -> String {
 /// What connects the machine to the world outside it. A deterministic machine has none of it.
 fn devices(line: &mut Line, config: &MachineConfig, id: &MachineId, place: &Place) {
     line.add("-device", format!("vmgenid,guid={}", uuid(id)));
-    line.add("-device", "virtio-serial-pci,id=serial");
+    // Without eventfds: QEMU makes one for each of its 64 rings whenever the guest goes on, and the guest's clock runs meanwhile.
+    let age = if config.old_agent_port { ",disable-modern=on" } else { "" };
+    line.add("-device", format!("virtio-serial-pci,id=serial,ioeventfd=off{age}"));
     line.add("-chardev", format!("socket,id={},path={},server=on,wait=off", agent::PORT, escape(&place.agent_socket().to_string_lossy())));
     line.add("-device", format!("virtserialport,bus=serial.0,chardev={},name=org.qemu.guest_agent.0", agent::PORT));
     for disk in 0..config.disks {

@@ -261,6 +261,7 @@ pub(crate) mod tests {
             cmdline: None,
             deterministic: false,
             vmcoreinfo: true,
+            old_agent_port: false,
             balloon: false,
             clock_ahead_ms: 0,
             disks: 0,

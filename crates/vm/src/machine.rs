@@ -8,7 +8,7 @@
 use crate::{
     Agent, Error, Result,
     capture::CaptureOptions,
-    config::{Accel, CONTROL, CONTROL_ADDRESS, MachineConfig, Place, Start, arguments, net_id},
+    config::{Accel, CONTROL, CONTROL_ADDRESS, MONITOR, MachineConfig, PAUSE_MONITOR, Place, SAVE_MONITOR, Start, arguments, net_id},
     device_state,
     faults::{Fate, FaultServer, Memory},
     held::{Held, HeldPages},
@@ -20,7 +20,7 @@ use crate::{
 };
 use fermata_linux::{
     Child, MemoryFile, Userfault,
-    clock::Stopwatch,
+    clock::{Stopwatch, wall_ns},
     launch,
     priority::{self, HeldBack},
 };
@@ -83,8 +83,9 @@ pub enum Status {
 /// A stop that was set off.
 #[derive(Debug)]
 pub struct Stopping {
-    stop: Ticket,
-    status: Ticket,
+    asked: Ticket,
+    /// When, by the host's wall clock.
+    at: Duration,
 }
 
 /// A going on that was set off.
@@ -122,6 +123,10 @@ pub struct Machine {
     place: Place,
     child: Arc<Child>,
     monitor: Arc<Monitor>,
+    /// On which it is stopped and let go on.
+    pause: Monitor,
+    /// On which its devices' state is asked for.
+    save: Monitor,
     memory: Arc<Memory>,
     tracker: Mutex<Box<dyn Tracker>>,
     protector: Option<Arc<dyn Protector>>,
@@ -178,7 +183,8 @@ impl Machine {
         let id = MachineId(fermata_linux::random::bytes().map_err(failed("drawing a machine id for", &place.directory))?);
         let child = Arc::new(spawn(&config, &id, &place, start, capture.tracker)?);
         let (notes, punches, userfault) = handed_out(&config, &place, &child, capture.tracker, &ram)?;
-        let monitor = Arc::new(Monitor::connect(&name, &place.monitor_socket(), place.log(), child.clone())?);
+        let connect = |monitor| Monitor::connect(&name, &place.monitor_socket(monitor), place.log(), child.clone());
+        let (monitor, pause, save) = (Arc::new(connect(MONITOR)?), connect(PAUSE_MONITOR)?, connect(SAVE_MONITOR)?);
         let base =
             fermata_linux::maps::address_of(child.pid(), ram.path(), config.memory, notes.as_ref().map(|notes| notes.mapping().start))
                 .map_err(failed("looking for the mapping of", ram.path()))?
@@ -216,6 +222,8 @@ impl Machine {
             place,
             child,
             monitor,
+            pause,
+            save,
             _puncher: punches.map(|socket| Puncher::start(socket, memory.clone())),
             memory,
             protector: tracker.protector(),
@@ -316,7 +324,7 @@ impl Machine {
         // Else the processors, once woken, push aside the thread that has woken them and is yet to answer: until the next tick, by which time the guest has
         // run for milliseconds and everything that waits for it, the network for one, has stood still.
         let held_back = priority::hold_back(&self.processors);
-        Ok(Running(self.monitor.ask(&qmp::cont {})?, held_back))
+        Ok(Running(self.pause.ask(&qmp::cont {})?, held_back))
     }
 
     /// Waits until the guest runs, at most so long.
@@ -324,13 +332,13 @@ impl Machine {
     /// QEMU answers before it gives up the lock that its processors wait for, and whoever reads the answer on QEMU's own processor keeps it from doing so. So who
     /// has read the last answer of all is to let others go first ([`priority::after_you`]), and then to drop what keeps the guests' processors behind them.
     pub fn finish_run(&self, Running(asked, held_back): Running, patience: Duration) -> Result<HeldBack> {
-        self.monitor.answer::<qmp::cont>(asked, patience).inspect_err(|_| self.monitor.forget(asked))?;
+        self.pause.answer::<qmp::cont>(asked, patience).inspect_err(|_| self.pause.forget(asked))?;
         Ok(held_back)
     }
 
     /// Nobody waits for it any more.
     pub(crate) fn forget_run(&self, Running(asked, _): Running) {
-        self.monitor.forget(asked);
+        self.pause.forget(asked);
     }
 
     /// Stops the guest: no instruction, no device, no clock goes on.
@@ -340,31 +348,41 @@ impl Machine {
         Ok(())
     }
 
+    /// Has QEMU read what it will be asked in the pause, while the guest runs: each command but for its last byte.
+    pub(crate) fn prime(&self) -> Result<()> {
+        self.pause.prime(&qmp::stop {})?;
+        self.save.prime(&self.save_command())
+    }
+
     /// Sets off [`stop`](Self::stop).
     pub fn begin_stop(&self) -> Result<Stopping> {
-        let stop = self.monitor.ask(&qmp::stop {})?;
-        // Right behind it: the guest may have powered itself off just before.
-        Ok(Stopping { stop, status: self.monitor.ask(&qmp::query_status {})? })
+        let at = Duration::from_nanos(wall_ns());
+        let asked = self.pause.ask(&qmp::stop {})?;
+        self.pause.prime(&qmp::cont {})?;
+        Ok(Stopping { asked, at })
     }
 
     /// Waits until the guest stands still, at most so long. Returns why it does: paused, unless it had stopped by itself.
     ///
     /// A machine that does not answer in time stops when it comes to itself.
-    pub fn finish_stop(&self, Stopping { stop, status }: Stopping, patience: Duration) -> Result<Status> {
-        let answered = self.monitor.answer::<qmp::stop>(stop, patience);
-        let answered = answered.and_then(|_| self.monitor.answer::<qmp::query_status>(status, patience));
-        let info = answered.inspect_err(|_| [stop, status].into_iter().for_each(|ticket| self.monitor.forget(ticket)))?;
-        Ok(self.stands(info.status))
+    pub fn finish_stop(&self, Stopping { asked, at }: Stopping, patience: Duration) -> Result<Status> {
+        self.pause.answer::<qmp::stop>(asked, patience).inspect_err(|_| self.pause.forget(asked))?;
+        // QEMU tells to the microsecond. One that did not stop for us, as far as we can see, is asked why it stands.
+        let stopped_for_us = self.pause.stopped().is_some_and(|stopped| stopped + Duration::from_micros(1) > at);
+        if stopped_for_us {
+            return Ok(self.stands(qmp::RunState::paused));
+        }
+        Ok(self.stands(self.monitor.run_within(&qmp::query_status {}, patience)?.status))
     }
 
     /// When the guest last stopped and last went on: wall clock of the host. None if it never did both.
     pub fn stood(&self) -> Option<Range<Duration>> {
-        self.monitor.stood()
+        self.pause.stood()
     }
 
     /// When the guest last went on: wall clock of the host.
     pub fn went_on(&self) -> Option<Duration> {
-        self.monitor.went_on()
+        self.pause.went_on()
     }
 
     /// While it is held for a checkpoint, it counts as running: nobody stopped it, and it goes on in a moment.
@@ -481,21 +499,25 @@ impl Machine {
 
     /// Has QEMU write the state of the stopped machine's devices.
     pub(crate) fn begin_device_state(&self) -> Result<Saving> {
+        Ok(Saving(self.save.ask(&self.save_command())?))
+    }
+
+    fn save_command(&self) -> qmp::xen_save_devices_state {
         let filename = self.place.device_state().to_string_lossy().into_owned();
         // live: false leaves the machine stopped, and its clocks as they are.
-        Ok(Saving(self.monitor.ask(&qmp::xen_save_devices_state { filename, live: Some(false) })?))
+        qmp::xen_save_devices_state { filename, live: Some(false) }
     }
 
     /// Waits for it, at most so long.
     pub(crate) fn finish_device_state(&self, Saving(asked): Saving, patience: Duration) -> Result<Vec<u8>> {
-        self.monitor.answer::<qmp::xen_save_devices_state>(asked, patience).inspect_err(|_| self.monitor.forget(asked))?;
+        self.save.answer::<qmp::xen_save_devices_state>(asked, patience).inspect_err(|_| self.save.forget(asked))?;
         let path = self.place.device_state();
         read_at_most(&path, device_state::BYTES_MAX).map_err(|source| Error::Io { what: "reading the device state", path, source })
     }
 
     /// Nobody waits for it any more.
     pub(crate) fn forget_device_state(&self, Saving(asked): Saving) {
-        self.monitor.forget(asked);
+        self.save.forget(asked);
     }
 
     /// What is in the firmware's read-only memory: the BIOS that a reset begins with. Empty if nobody said.

@@ -1,8 +1,8 @@
 //! QMP: the conversation with one QEMU process.
 //!
-//! QEMU reads commands byte by byte, each with several system calls: 4 to 5 µs a byte, half a millisecond for a long command. So what is asked in the pause is as
-//! short as can be, and is read while QEMU does what was asked before: with the capability `oob` it reads on then, though it does one thing after the other
-//! all the same (`monitor_qmp_dispatcher_pop_any` in QEMU's `monitor/qmp.c`).
+//! QEMU reads commands byte by byte, each with several system calls: 4 to 5 µs a byte, half a millisecond for a long command. So what is asked in the pause is said
+//! before, all but its last byte ([`Monitor::prime`]): QEMU's parser waits for the end of it (`qobject/json-streamer.c`). With the capability `oob` it reads on while it
+//! does what was asked before, though it does one thing after the other all the same (`monitor_qmp_dispatcher_pop_any` in QEMU's `monitor/qmp.c`).
 
 use crate::{Error, Result, lines::Lines};
 use fermata_linux::{Child, clock::Stopwatch};
@@ -50,6 +50,8 @@ pub(crate) struct Talk {
     /// The same socket, to say how long an answer may take.
     stream: UnixStream,
     tickets: u64,
+    /// A command of which QEMU has all but the last byte.
+    primed: Option<Vec<u8>>,
     /// What was asked and is not answered yet, in order; none if nobody wants the answer.
     asked: VecDeque<Option<Ticket>>,
     /// Answers that came while somebody else waited for another one.
@@ -63,11 +65,29 @@ impl Talk {
     pub fn begin(stream: UnixStream, patience: Duration) -> Result<Self, ExecuteError> {
         let connection = handshake(stream.try_clone()?, patience)?;
         let (asked, answers) = (VecDeque::new(), BTreeMap::new());
-        Ok(Self { connection, stream, tickets: 0, asked, answers, stopped: None, resumed: None })
+        Ok(Self { connection, stream, tickets: 0, primed: None, asked, answers, stopped: None, resumed: None })
+    }
+
+    /// Says all of a command but its last byte, unless that was done. The next one that is asked has to be this one.
+    fn prime<C: Command>(&mut self, command: &C) -> io::Result<()> {
+        if self.primed.is_none() {
+            let bytes = spelled(command)?;
+            (&self.stream).write_all(&bytes[..bytes.len() - 1])?;
+            self.primed = Some(bytes);
+        }
+        Ok(())
+    }
+
+    /// Whether another command is half said.
+    fn expects_another<C: Command>(&self, command: &C) -> bool {
+        self.primed.as_ref().is_some_and(|primed| spelled(command).is_ok_and(|bytes| bytes != *primed))
     }
 
     pub fn ask<C: Command>(&mut self, command: &C) -> io::Result<Ticket> {
-        (&self.stream).write_all(&spelled(command)?)?;
+        match self.primed.take() {
+            Some(primed) => (&self.stream).write_all(&primed[primed.len() - 1..])?,
+            None => (&self.stream).write_all(&spelled(command)?)?,
+        }
         self.tickets += 1;
         self.asked.push_back(Some(Ticket(self.tickets)));
         Ok(Ticket(self.tickets))
@@ -100,6 +120,11 @@ impl Talk {
     #[cfg(any(test, feature = "fuzzing"))]
     pub fn waiting(&self) -> usize {
         self.asked.len() + self.answers.len()
+    }
+
+    /// When the guest last stopped.
+    fn stopped(&self) -> Option<Duration> {
+        since_1970(self.stopped?)
     }
 
     /// When the guest last stopped and when it last went on.
@@ -158,13 +183,28 @@ impl Monitor {
 
     /// Asks for a command. QEMU is at it from now on, and the answer can be fetched.
     pub fn ask<C: Command>(&self, command: &C) -> Result<Ticket> {
+        self.say(C::NAME, |talk| talk.expects_another(command), |talk| talk.ask(command))
+    }
+
+    /// Has QEMU read all of a command but its last byte, so that asking for it is one byte. Nothing else is to be asked in between: that has to begin a new conversation
+    /// first. So this is for monitors on which only commands of the pause are asked.
+    pub fn prime<C: Command>(&self, command: &C) -> Result<()> {
+        self.say(C::NAME, |talk| talk.expects_another(command), |talk| talk.prime(command))
+    }
+
+    /// Says something, in a new conversation if the old one broke or is not to be gone on with.
+    fn say<T>(&self, name: &'static str, is_over: impl FnOnce(&Talk) -> bool, what: impl FnOnce(&mut Talk) -> io::Result<T>) -> Result<T> {
         let mut slot = self.talk();
-        let Some(talk) = self.connected(&mut slot, PATIENCE) else { return Err(self.gone("does not answer")) };
-        let asked = talk.ask(command);
-        if asked.is_err() {
+        if slot.as_ref().is_some_and(is_over) {
+            // QEMU forgets what was half said when its peer hangs up.
             *slot = None;
         }
-        asked.map_err(|error| self.failed(C::NAME, PATIENCE, error.into()))
+        let Some(talk) = self.connected(&mut slot, PATIENCE) else { return Err(self.gone("does not answer")) };
+        let said = what(talk);
+        if said.is_err() {
+            *slot = None;
+        }
+        said.map_err(|error| self.failed(name, PATIENCE, error.into()))
     }
 
     /// Runs a command for somebody who only looks: whoever else waits for an answer of this QEMU, and however often that is asked of one that hangs,
@@ -233,6 +273,11 @@ impl Monitor {
         if let Some(talk) = self.talk().as_mut() {
             talk.forget(ticket);
         }
+    }
+
+    /// When the guest last stopped, as QEMU told: wall clock of the host, to the microsecond.
+    pub fn stopped(&self) -> Option<Duration> {
+        self.talk().as_ref()?.stopped()
     }
 
     /// When the guest last stopped and when it last went on, as QEMU told: wall clock of the host, to the microsecond.

@@ -381,6 +381,9 @@ impl Part<Writer> for MachinePart {
         if matches!(self.machine.capture().mode, CaptureMode::Auto | CaptureMode::Precopy) {
             self.copy_ahead(storage)?;
         }
+        if self.before == Status::Running {
+            self.machine.prime()?;
+        }
         Ok(())
     }
 
@@ -404,7 +407,6 @@ impl Part<Writer> for MachinePart {
     }
 
     fn begin_ahead(&mut self) -> Result<(), Failure> {
-        // QEMU does it when it has stopped.
         self.saving = Some(self.machine.begin_device_state().inspect_err(|_| self.silent = true)?);
         Ok(())
     }
