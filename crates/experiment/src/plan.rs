@@ -150,7 +150,7 @@ impl MachinePlan {
             cmdline: node.cmdline.clone(),
             deterministic: node.deterministic,
             vmcoreinfo: true,
-            old_agent_port: true,
+            old_agent_port: node.agent == spec::AgentPort::Legacy,
             // One that is to be the same to the last byte has nothing that takes bytes away.
             balloon: spec.capture.free == FreePages::Balloon && !node.deterministic,
             clock_ahead_ms: node.clock.unwrap_or_default().ahead_ms,

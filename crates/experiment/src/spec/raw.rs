@@ -4,7 +4,7 @@
 //! back through it. So the three cannot disagree about keys. Doc comments of the fields are what users see in the schema.
 
 use super::{
-    Accel, Clock, Format,
+    Accel, AgentPort, Clock, Format,
     error::Span,
     network::raw::{InterfaceName, RawEvent, RawInterface, RawLink},
     ports::Port,
@@ -154,6 +154,9 @@ pub(super) struct RawNode {
     /// Run the machine so that it does the same every time: TCG, one instruction a tick, fixed clock and seed. Allows no disk, one processor.
     #[schemars(extend("default" = false))]
     pub deterministic: Option<Spanned<bool>>,
+    /// The device on which the guest agent's port is: `legacy` for virtio 0.9, `modern` for virtio 1.0.
+    #[schemars(extend("default" = "legacy"))]
+    pub agent: Option<Spanned<AgentPort>>,
     /// Which time the machine wakes to when it goes on from a checkpoint or a pause: `virtual`, that at which it stood, or `real`. And how far its clock is ahead (+) or
     /// behind (-).
     pub clock: Option<Spanned<Clock>>,
@@ -188,8 +191,23 @@ pub(super) struct RawDisk {
 impl RawNode {
     /// Takes from `defaults` what the machine does not say.
     pub fn or(self, defaults: &Self) -> Self {
-        let Self { image, memory, cpus, disks, kernel, initrd, cmdline, accel, cpu, deterministic, clock, interfaces, ports, services } =
-            defaults.clone();
+        let Self {
+            image,
+            memory,
+            cpus,
+            disks,
+            kernel,
+            initrd,
+            cmdline,
+            accel,
+            cpu,
+            deterministic,
+            agent,
+            clock,
+            interfaces,
+            ports,
+            services,
+        } = defaults.clone();
         Self {
             image: self.image.or(image),
             memory: self.memory.or(memory),
@@ -201,6 +219,7 @@ impl RawNode {
             accel: self.accel.or(accel),
             cpu: self.cpu.or(cpu),
             deterministic: self.deterministic.or(deterministic),
+            agent: self.agent.or(agent),
             clock: self.clock.or(clock),
             interfaces: self.interfaces.or(interfaces),
             ports: self.ports.or(ports),

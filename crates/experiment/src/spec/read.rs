@@ -2,7 +2,7 @@
 //! that one look shows them all.
 
 use super::{
-    Accel, Format,
+    Accel, AgentPort, Format,
     error::{Faults, Span},
     network,
     ports::Port,
@@ -70,6 +70,7 @@ fn node(value: Value, faults: &mut Faults) -> Option<RawNode> {
             .and_then(|value| choice(value, &[("auto", Accel::Auto), ("kvm", Accel::Kvm), ("tcg", Accel::Tcg)], faults)),
         cpu: fields.take("cpu").and_then(|value| text(value, "a CPU model such as max", faults)),
         deterministic: fields.take("deterministic").and_then(|value| boolean(value, faults)),
+        agent: fields.take("agent").and_then(|value| choice(value, &AgentPort::NAMES, faults)),
         clock: fields.take("clock").and_then(|value| network::read::clock(value, faults)),
         interfaces: fields.take("interfaces").and_then(|value| network::read::interfaces(value, faults)),
         ports: fields.take_entry("ports").and_then(|entry| ports(entry, faults)),

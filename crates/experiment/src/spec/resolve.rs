@@ -308,6 +308,7 @@ impl Resolver<'_> {
             accel: node.accel.map_or(Accel::Auto, |accel| accel.value),
             cpu: node.cpu.map(|cpu| cpu.value),
             deterministic: node.deterministic.is_some_and(|flag| flag.value),
+            agent: node.agent.map(|agent| agent.value).unwrap_or_default(),
             clock: node.clock.map(|clock| clock.value),
             interfaces: interfaces.collect(),
             ports: node.ports.into_iter().flat_map(|ports| ports.value).map(|port| port.value).collect(),

@@ -79,6 +79,7 @@ fn node(image: Option<&Path>, options: SingleOptions, faults: &mut Faults) -> Ra
         accel: Some(Spanned::nowhere(options.accel)),
         cpu: options.cpu.map(Spanned::nowhere),
         deterministic: Some(Spanned::nowhere(options.deterministic)),
+        agent: None,
         clock: None,
         interfaces: None,
         ports: None,

@@ -103,6 +103,8 @@ fn the_smallest_machines() {
     means("{name: a, nodes: {m1: {image: x}}}", machine(json!({"image": "/lab/x"})));
     means("{name: a, nodes: {m1: {kernel: x}}}", machine(json!({"kernel": "/lab/x"})));
     means("{name: a, nodes: {m1: {disks: [{size: 4K}]}}}", machine(json!({"disks": [{"size": 4096, "read-only": false}]})));
+    means("{name: a, nodes: {m1: {image: x, agent: legacy}}}", machine(json!({"image": "/lab/x"})));
+    means("{name: a, nodes: {m1: {image: x, agent: modern}}}", machine(json!({"image": "/lab/x", "agent": "modern"})));
     means("{name: a, nodes: {m1: {kernel: k, deterministic: true}}}", machine(json!({"kernel": "/lab/k", "deterministic": true})));
 }
 
@@ -183,7 +185,7 @@ fn unknown_and_repeated_keys() {
     refused(&m1("disks:\n- {image: x, read_only: true}"), "5:18: unknown key `read_only`; did you mean `read-only`?");
     refused(
         &m1("image: x\nzzz: 1"),
-        "5:5: unknown key `zzz`; a machine has the keys image, memory, cpus, disks, kernel, initrd, cmdline, accel, cpu, deterministic, clock, interfaces, ports, services",
+        "5:5: unknown key `zzz`; a machine has the keys image, memory, cpus, disks, kernel, initrd, cmdline, accel, cpu, deterministic, agent, clock, interfaces, ports, services",
     );
     refused(
         "name: a\nversion: 2\nnodes: {m1: {image: x}}",
@@ -614,6 +616,7 @@ fn spec() -> impl Strategy<Value = Spec> {
             accel: if deterministic { Accel::Tcg } else { Accel::Kvm },
             cpu: Some(cpu).filter(|cpu| !cpu.is_empty()),
             deterministic,
+            agent: if leaves % 2 == 0 { AgentPort::Legacy } else { AgentPort::Modern },
             clock: None,
             interfaces: BTreeMap::new(),
             services: if deterministic {
