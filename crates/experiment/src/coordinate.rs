@@ -267,6 +267,7 @@ fn prepare<S: Storage>(
     prepared: &mut BTreeMap<String, Duration>,
     stored: &mut BTreeMap<String, u64>,
 ) -> Result<(), PartFailure> {
+    let _giving_way = priority::give_way();
     each(parts, of, "prepare", |part| part.ready())?;
     each(parts, of, "prepare", |part| {
         let (watch, before) = (Stopwatch::start(), writer.stored_bytes()?);

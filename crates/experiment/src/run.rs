@@ -12,7 +12,10 @@ use crate::{
     together::wait_until,
 };
 use fermata_checkpoint::Saved;
-use fermata_linux::clock::{Stopwatch, monotonic, wall_ns};
+use fermata_linux::{
+    clock::{Stopwatch, monotonic, wall_ns},
+    priority,
+};
 use fermata_net::{Change, Fabric};
 use fermata_store::{Cost, Hold, Progress, Record, Skew, Waiting, Writer};
 use fermata_types::{CheckpointId, ClassTimes, MachineId, Perturbation, VirtualTime};
@@ -423,6 +426,8 @@ impl Run {
         drop((events, links));
         let tentative = tentative?;
         past.prepared = Some(tentative.prepared());
+        // The guests run, and what they do is many threads that answer each other.
+        let _giving_way = priority::give_way();
         let watch = Stopwatch::start();
         let pause = (tentative.pause, tentative.apart, tentative.steps.clone());
         tentative.keep(parts, |saved, work| self.commit(saved, work, (pause, watch), standing, body, (message, progress)))

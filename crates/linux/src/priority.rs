@@ -1,6 +1,6 @@
 //! Who goes first when there are more threads than processors.
 
-use std::{fs, time::Duration};
+use std::{fs, marker::PhantomData, time::Duration};
 
 /// How much later the others are let go first: a tenth of the share of an ordinary thread (`sched(7)`, nice values).
 const BEHIND: i32 = 10;
@@ -9,8 +9,35 @@ const BEHIND: i32 = 10;
 ///
 /// On Linux a nice value is a thread's own (`setpriority(2)`, "C library/kernel differences").
 pub fn go_last() {
-    // Raising it is always allowed. If it fails all the same, the work is done no less well.
+    // Raising it is always allowed. If any of this fails the work is done no less well.
     let _ = rustix::process::setpriority_process(None, BEHIND);
+    change(CALLER, |own| libc::sched_attr { sched_policy: libc::SCHED_BATCH as u32, sched_runtime: SHORT, ..own });
+}
+
+/// As long as this lives, the calling thread takes no processor from whoever runs when it is woken (`SCHED_BATCH`), and gives it up to whoever is woken as soon as it has
+/// had it for 0.1 ms. Of what is left it has its share. For long work beside those who answer each other: else each of them waits for a slice of it, some
+/// milliseconds, whatever its nice value (`RUN_TO_PARITY` in the kernel's `sched/features.h`).
+#[must_use]
+pub fn give_way() -> GivingWay {
+    let before = attributes(CALLER).filter(is_ordinary);
+    change(CALLER, |own| libc::sched_attr { sched_policy: libc::SCHED_BATCH as u32, sched_runtime: SHORT, ..own });
+    GivingWay { before, _of_this_thread: PhantomData }
+}
+
+/// A thread that gives way: see [`give_way`].
+pub struct GivingWay {
+    /// None if it is not an ordinary one.
+    before: Option<libc::sched_attr>,
+    /// What is put back is the caller's.
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for GivingWay {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            set(CALLER, before);
+        }
+    }
 }
 
 /// Time in which whoever was let go gets a processor, and a lock that somebody else is about to give up: some tens of microseconds.
@@ -49,12 +76,24 @@ fn threads(process: u32) -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// If it fails, nothing is done less well.
 fn shorten(thread: u32) {
-    let Some(attributes) = attributes(thread).filter(|attributes| attributes.sched_policy == libc::SCHED_OTHER as u32) else { return };
-    let short = libc::sched_attr { sched_runtime: SHORT, ..attributes };
+    change(thread, |own| libc::sched_attr { sched_runtime: SHORT, ..own });
+}
+
+/// Only an ordinary thread. If it fails, nothing is done less well.
+fn change(thread: u32, how: impl FnOnce(libc::sched_attr) -> libc::sched_attr) {
+    if let Some(own) = attributes(thread).filter(is_ordinary) {
+        set(thread, &how(own));
+    }
+}
+
+fn is_ordinary(attributes: &libc::sched_attr) -> bool {
+    attributes.sched_policy == libc::SCHED_OTHER as u32
+}
+
+fn set(thread: u32, attributes: &libc::sched_attr) {
     // SAFETY: The kernel only reads what it is given, before it returns.
-    unsafe { libc::syscall(libc::SYS_sched_setattr, thread as libc::pid_t, &raw const short, 0) };
+    unsafe { libc::syscall(libc::SYS_sched_setattr, thread as libc::pid_t, std::ptr::from_ref(attributes), 0) };
 }
 
 fn attributes(thread: u32) -> Option<libc::sched_attr> {
@@ -140,5 +179,13 @@ mod tests {
         assert_eq!(policy(other_id), Some(libc::SCHED_OTHER));
         drop(tell);
         other.join().unwrap();
+        let own = || attributes(CALLER).map(|own| (own.sched_policy as i32, own.sched_runtime, own.sched_nice)).unwrap();
+        let before = own();
+        let giving_way = give_way();
+        assert_eq!(own(), (libc::SCHED_BATCH, short, before.2));
+        drop(giving_way);
+        assert_eq!(own(), before);
+        go_last();
+        assert_eq!(own(), (libc::SCHED_BATCH, short, BEHIND));
     }
 }
