@@ -9,7 +9,7 @@ use fermata_store::Store;
 use serde::Serialize;
 use std::{path::Path, sync::mpsc, thread};
 
-pub use fermata_process::ranks::{Event, Garbage, Host, Line, Mode, Options, Outcome, Taken, Transport};
+pub use fermata_process::ranks::{Aborted, Event, Garbage, Host, Line, Mode, Options, Outcome, Taken, Transport};
 
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -41,7 +41,7 @@ mod together;
 mod wire;
 
 pub use fermata_linux::own_memory::Plain;
-pub use host::{Error, Event, Garbage, Line, Options, Outcome, Taken};
+pub use host::{Aborted, Error, Event, Garbage, Line, Options, Outcome, Taken};
 pub use hosts::Host;
 pub use messages::{Messages, Wants};
 pub use mode::{Mode, Transport};

@@ -350,6 +350,60 @@ fn one_checkpoint_is_kept_or_all_and_a_run_goes_on_from_the_last() {
     }
 }
 
+/// The run goes on without it, and somebody hears why.
+#[test]
+fn a_checkpoint_that_cannot_be_begun_or_kept_is_told_of_with_the_reason() {
+    let program = PROGRAMS[2];
+    for (mode, lacking) in [(Mode::Consistent, "holds"), (Mode::Consistent, "packs"), (Mode::Optimistic, "holds")] {
+        let directory = tempfile::tempdir().unwrap();
+        let (here, away) = (directory.path().join("store").join(lacking), directory.path().join("away"));
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        let mut options = options(&format!("{} {}", program.0, program.1));
+        options.mode = mode;
+        let mut told = Vec::new();
+        let outcome = host::run(&store, &options, &mut |event| match event {
+            Event::Started { .. } => std::fs::rename(&here, &away).unwrap(),
+            Event::Aborted(aborted) => {
+                if told.is_empty() {
+                    std::fs::rename(&away, &here).unwrap();
+                }
+                assert_eq!(aborted.rank.is_some(), mode == Mode::Optimistic);
+                told.push(aborted.to_string());
+            }
+            _ => {}
+        });
+        let outcome = outcome.unwrap();
+        answer_of(program, &outcome);
+        assert!(told.first().is_some_and(|first| first.starts_with("checkpoint 1") && first.contains(lacking)), "{mode}: {told:?}");
+        assert_eq!((outcome.aborted, &outcome.aborted_reasons), (told.len() as u64, &told));
+        assert!(!outcome.checkpoints.is_empty(), "{mode} {lacking}");
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_when_its_checkpoint_is_given_up() {
+    let (store, program) = (tempfile::tempdir().unwrap(), PROGRAMS[2]);
+    let mut options = options(&format!("{} {}", program.0, program.1));
+    options.patience = 1;
+    let (mut pids, mut stopped) = (Vec::new(), None);
+    let outcome = host::run(&Store::open(store.path()).unwrap(), &options, &mut |event| match event {
+        Event::Started { pids: started, .. } => pids = started,
+        Event::Began(ccn) if stopped.is_none() => {
+            stopped = Some(ccn);
+            let pid = Pid::from_raw(pids[2] as i32).unwrap();
+            kill_process(pid, Signal::STOP).unwrap();
+            thread::spawn(move || {
+                thread::sleep(Duration::from_millis(3500));
+                kill_process(pid, Signal::CONT).unwrap();
+            });
+        }
+        _ => {}
+    });
+    let outcome = outcome.unwrap();
+    answer_of(program, &outcome);
+    assert_eq!(outcome.aborted_reasons.first().unwrap(), "checkpoint 1: rank 2 was not captured and saved within 1 s");
+}
+
 #[test]
 fn a_program_that_cannot_run_is_told_of() {
     let store = tempfile::tempdir().unwrap();

@@ -155,6 +155,14 @@ impl<M: Clone> Coordinator<M> {
         }
     }
 
+    /// Ranks that have not succeeded yet in the checkpoint that is on its way.
+    pub fn missing(&self) -> Vec<Rank> {
+        match &self.phase {
+            Phase::Collecting(collected) => (0..self.ranks).filter(|rank| collected.cuts[*rank].is_none()).collect(),
+            _ => Vec::new(),
+        }
+    }
+
     /// Gives the checkpoint up that is on its way, unless it is being made durable.
     pub fn abort(&mut self) -> Vec<Order<M>> {
         if matches!(self.phase, Phase::Collecting(_)) { self.decide(false) } else { Vec::new() }

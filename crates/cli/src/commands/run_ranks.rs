@@ -10,7 +10,7 @@ use crate::{
 use clap::{Args, ValueHint};
 use fermata_api::{
     local,
-    ranks::{self, Event, Host, Line, Mode, Options, Ran, Taken, Transport},
+    ranks::{self, Aborted, Event, Host, Line, Mode, Options, Ran, Taken, Transport},
     values::Activity,
 };
 use std::{net::IpAddr, path::PathBuf, time::Duration};
@@ -18,7 +18,8 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 /// Run a program of several ranks, and checkpoint all of them together
 ///
 /// Starts the program as often as it has ranks. They send each other messages, and every so often a consistent checkpoint of all of them goes to the store while they run on. When a rank dies,
-/// all go back to the last checkpoint that is permanent, and go on from there. If this command itself is killed, --resume goes on from there.
+/// all go back to the last checkpoint that is permanent, and go on from there. If this command itself is killed, --resume goes on from there. A checkpoint that cannot be kept, as on a full disk, is given up: it is told why, the one
+/// before stays, and the run goes on. With --json, `aborted` says how often, and `aborted_reasons` why.
 ///
 /// With --mode optimistic each rank takes checkpoints by itself, every so often, and several are kept. When a rank dies all go back to the recovery line: the latest checkpoint of each such that none has received a message
 /// that was not sent. One that goes back may pull others back with it, up to the beginning: it is told how far. What lies before the line is removed, unless --keep.
@@ -139,8 +140,8 @@ impl RunRanks {
                     context.out.note(&format!("{why}; all go back{}", line.map_or_else(String::new, |line| to_where(&line))));
                     return;
                 }
-                Event::Aborted(ccn) => {
-                    context.out.note(&format!("checkpoint {ccn} was given up; the one before stays"));
+                Event::Aborted(aborted) => {
+                    context.out.note(&given_up(&aborted));
                     return;
                 }
                 Event::Started { ccn, .. } if ccn > 0 => {
@@ -161,6 +162,12 @@ impl RunRanks {
 
 fn progress(permanent: u64, taken: &Taken) -> String {
     format!("{}, the last of {}", text::several(permanent, "checkpoint"), text::bytes(taken.written_bytes))
+}
+
+/// What is said of a checkpoint that came to nothing.
+fn given_up(Aborted { ccn, rank, why }: &Aborted) -> String {
+    let whose = rank.map_or_else(String::new, |rank| format!(" of rank {rank}"));
+    format!("checkpoint {ccn}{whose} was given up, and the one before stays: {why}")
 }
 
 /// Where all go back to, and how many dominoes fell.
@@ -234,6 +241,7 @@ mod tests {
             branch: "run-1".into(),
             checkpoints: vec![taken],
             aborted: 0,
+            aborted_reasons: Vec::new(),
             rollbacks: 2,
             reasons: vec![],
             lines: Vec::new(),
@@ -248,6 +256,9 @@ mod tests {
         let line = Line { checkpoints: vec![3, 0], dropped: vec![1, 4] };
         assert_eq!(to_where(&line), " to what fits together: rank 0 to checkpoint 3, past 1; rank 1 to the beginning, past 4");
         assert_eq!(to_where(&Line { checkpoints: vec![3, 2], dropped: vec![0, 0] }), ", each rank to its last checkpoint");
+        let aborted = |rank| given_up(&Aborted { ccn: 4, rank, why: "no room".into() });
+        assert_eq!(aborted(None), "checkpoint 4 was given up, and the one before stays: no room");
+        assert_eq!(aborted(Some(2)), "checkpoint 4 of rank 2 was given up, and the one before stays: no room");
         let mut ran = ran;
         (ran.outcome.lines, ran.outcome.garbage) = (vec![line], Some(Garbage { collected: 5, most: 9 }));
         let all = said(&ran, false, &Style::default());

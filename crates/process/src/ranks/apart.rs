@@ -1,7 +1,7 @@
 //! Keeps checkpoints that each rank takes by itself, and looks for what fits together when one dies.
 
 use super::{
-    host::{Each, End, Error, Event, Line, Options, Taken, Tally, Way},
+    host::{Aborted, Each, End, Error, Event, Line, Options, Taken, Tally, Way},
     life::Life,
     stable::own::OwnStable,
     wire::{Cost, Frame, Restored},
@@ -61,8 +61,8 @@ impl Way for Apart {
 struct Current {
     ccn: Ccn,
     since: Stopwatch,
-    /// Some of it could not be kept, and so none of it is.
-    failed: bool,
+    /// Why some of it could not be kept, and so none of it is.
+    failed: Option<String>,
     taken: Option<Taken>,
 }
 
@@ -126,17 +126,16 @@ impl Keeper<'_, '_> {
     fn goes_on(&mut self, rank: Rank, ccn: Ccn) -> bool {
         if self.current[rank].as_ref().is_none_or(|current| current.ccn != ccn) {
             self.over(rank);
-            self.current[rank] = Some(Current { ccn, since: Stopwatch::start(), failed: false, taken: None });
+            self.current[rank] = Some(Current { ccn, since: Stopwatch::start(), failed: None, taken: None });
             (self.watch)(Event::Began(ccn));
         }
-        self.current[rank].as_ref().is_some_and(|current| !current.failed)
+        self.current[rank].as_ref().is_some_and(|current| current.failed.is_none())
     }
 
     /// Notes whether all of a checkpoint was kept so far.
     fn note(&mut self, rank: Rank, put: fermata_store::Result<()>) {
         if let (Err(error), Some(current)) = (put, &mut self.current[rank]) {
-            tracing::warn!("checkpoint {} of rank {rank} is given up: {error}", current.ccn);
-            current.failed = true;
+            current.failed = Some(error.to_string());
         }
     }
 
@@ -178,17 +177,11 @@ impl Keeper<'_, '_> {
     /// A rank knows how its checkpoint ended.
     fn over(&mut self, rank: Rank) {
         let Some(current) = self.current[rank].take() else { return };
-        match current.taken {
-            Some(taken) => {
-                self.tally.checkpoints.push(taken.clone());
-                (self.watch)(Event::Permanent(taken));
-            }
-            None if current.failed => {
-                self.tally.aborted += 1;
-                (self.watch)(Event::Aborted(current.ccn));
-            }
+        match (current.taken, current.failed) {
+            (Some(taken), _) => self.tally.permanent(taken, self.watch),
+            (None, Some(why)) => self.tally.aborted(Aborted { ccn: current.ccn, rank: Some(rank), why }, Some(self.watch)),
             // All are done, and it is not needed any more.
-            None => {}
+            (None, None) => {}
         }
     }
 }

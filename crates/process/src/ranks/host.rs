@@ -16,7 +16,7 @@ use fermata_linux::clock::Stopwatch;
 use fermata_store::Store;
 use fermata_types::CheckpointId;
 use serde::Serialize;
-use std::{io, net::IpAddr, path::PathBuf, time::Duration};
+use std::{fmt, io, net::IpAddr, path::PathBuf, time::Duration};
 
 /// What to run, and how.
 #[derive(Debug, Clone)]
@@ -91,8 +91,8 @@ pub enum Event {
     Began(Ccn),
     /// A checkpoint is permanent, and every rank knows.
     Permanent(Taken),
-    /// A checkpoint was given up; the one before stays.
-    Aborted(Ccn),
+    /// A checkpoint was given up, or could not be begun; the one before stays.
+    Aborted(Aborted),
     /// Ranks died, and all go back.
     Back {
         /// What was seen.
@@ -100,6 +100,27 @@ pub enum Event {
         /// Where to, if each rank has checkpoints of its own.
         line: Option<Line>,
     },
+}
+
+/// A checkpoint that came to nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Aborted {
+    /// Its number.
+    pub ccn: Ccn,
+    /// Whose it is, if each rank takes its own.
+    pub rank: Option<Rank>,
+    /// Why.
+    pub why: String,
+}
+
+impl fmt::Display for Aborted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ccn, rank, why } = self;
+        match rank {
+            None => write!(f, "checkpoint {ccn}: {why}"),
+            Some(rank) => write!(f, "checkpoint {ccn} of rank {rank}: {why}"),
+        }
+    }
 }
 
 /// Where all went back to, of checkpoints that each rank took by itself.
@@ -152,6 +173,9 @@ pub struct Outcome {
     pub checkpoints: Vec<Taken>,
     /// How many were given up.
     pub aborted: u64,
+    /// Which and why, each time.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub aborted_reasons: Vec<String>,
     /// How often all went back.
     pub rollbacks: u64,
     /// Why, each time.
@@ -249,9 +273,7 @@ pub fn run(store: &Store, options: &Options, watch: &mut dyn FnMut(Event)) -> Re
             Ok(mut life) => match way.live(&mut life, &mut tally, watch)? {
                 End::Done(answers) => {
                     life.end()?;
-                    let Tally { checkpoints, aborted, rollbacks, reasons, lines, garbage } = tally;
-                    let (elapsed_ns, branch) = (clock.elapsed().as_nanos() as u64, way.branch());
-                    return Ok(Outcome { answers, elapsed_ns, branch, checkpoints, aborted, rollbacks, reasons, lines, garbage });
+                    return Ok(tally.outcome(answers, clock.elapsed(), way.branch()));
                 }
                 End::Died(why) => why,
             },
@@ -299,10 +321,34 @@ pub(super) type Each<'a> = &'a mut dyn FnMut(u64, &[u8]) -> fermata_store::Resul
 pub(super) struct Tally {
     pub checkpoints: Vec<Taken>,
     pub aborted: u64,
+    pub aborted_reasons: Vec<String>,
     pub rollbacks: u64,
     pub reasons: Vec<String>,
     pub lines: Vec<Line>,
     pub garbage: Option<Garbage>,
+}
+
+impl Tally {
+    /// A checkpoint is permanent.
+    pub fn permanent(&mut self, taken: Taken, watch: &mut dyn FnMut(Event)) {
+        self.checkpoints.push(taken.clone());
+        watch(Event::Permanent(taken));
+    }
+
+    /// A checkpoint came to nothing. Who watches is told, if there is somebody.
+    pub fn aborted(&mut self, aborted: Aborted, watch: Option<&mut dyn FnMut(Event)>) {
+        self.aborted += 1;
+        self.aborted_reasons.push(aborted.to_string());
+        if let Some(watch) = watch {
+            watch(Event::Aborted(aborted));
+        }
+    }
+
+    fn outcome(self, answers: Vec<String>, elapsed: Duration, branch: String) -> Outcome {
+        let Self { checkpoints, aborted, aborted_reasons, rollbacks, reasons, lines, garbage } = self;
+        let elapsed_ns = elapsed.as_nanos() as u64;
+        Outcome { answers, elapsed_ns, branch, checkpoints, aborted, aborted_reasons, rollbacks, reasons, lines, garbage }
+    }
 }
 
 /// How a life ended.

@@ -1,14 +1,14 @@
 //! Leads checkpoints that all ranks take together.
 
 use super::{
-    host::{Each, End, Error, Event, Line, Options, Taken, Tally, Way},
+    host::{Aborted, Each, End, Error, Event, Line, Options, Taken, Tally, Way},
     life::Life,
     messages::Parcel,
     mode::Transport,
     stable::{Kept, Stable},
     wire::{Cost, Frame, Restored},
 };
-use fermata_checkpoint::consistent::{Aim, Ccn, Coordinator, Order, Rank, Tell, Whole};
+use fermata_checkpoint::consistent::{Aim, Answer, Ccn, Coordinator, Order, Rank, Tell, Whole};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::Store;
 use std::{sync::Arc, time::Duration};
@@ -62,8 +62,10 @@ impl Way for Together {
             silent: 0,
             aim: (options.transport == Transport::Mpi).then(|| Aim::new(options.ranks)),
             misses: 0,
+            tally,
+            watch,
         }
-        .live(tally, watch)
+        .live()
     }
 
     fn go_back(&mut self) -> Result<Option<Line>, Error> {
@@ -93,6 +95,8 @@ struct Leader<'a, 'b> {
     aim: Option<Aim>,
     /// Checkpoints in a row that were given up for that.
     misses: u32,
+    tally: &'a mut Tally,
+    watch: &'a mut dyn FnMut(Event),
 }
 
 /// A checkpoint on its way.
@@ -101,6 +105,16 @@ struct Current {
     costs: Vec<Cost>,
     kept: Option<Kept>,
     late: u64,
+    /// Why it is given up.
+    why: Option<Aborting>,
+}
+
+/// Why a checkpoint is given up.
+enum Aborting {
+    /// A rank does not come to a call of its.
+    Missed(Rank),
+    /// All else.
+    Failed(String),
 }
 
 impl Current {
@@ -124,36 +138,35 @@ impl Current {
 }
 
 impl Leader<'_, '_> {
-    fn live(&mut self, tally: &mut Tally, watch: &mut dyn FnMut(Event)) -> Result<End, Error> {
+    fn live(mut self) -> Result<End, Error> {
         loop {
-            let orders = match self.remind(watch) {
+            let orders = match self.remind() {
                 Ok(orders) => orders,
                 Err(why) => return Ok(End::Died(why)),
             };
             if self.silent > ANSWERING {
                 return Ok(End::Died(format!("ranks {:?} do not answer", self.coordinator.unanswered())));
             }
-            if let Err(why) = self.follow(orders, tally, watch) {
+            if let Err(why) = self.follow(orders) {
                 return Ok(End::Died(why));
             }
             let due = self.next.map_or(self.next_tick, |next| next.min(self.next_tick));
             let orders = match self.life.hear(due.saturating_sub(self.began.elapsed())) {
-                Ok(Some((rank, frame))) => match self.heard(rank, frame, watch)? {
+                Ok(Some((rank, frame))) => match self.heard(rank, frame)? {
                     Ok(orders) => orders,
                     Err(why) => return Ok(End::Died(why)),
                 },
                 Ok(None) => continue,
                 Err(why) => return Ok(End::Died(why)),
             };
-            if let Err(why) = self.follow(orders, tally, watch) {
+            if let Err(why) = self.follow(orders) {
                 return Ok(End::Died(why));
             }
             if let Some(answers) = self.life.answers() {
                 // Permanent, though not everybody has heard of it; nobody needs to any more.
                 let ccn = self.coordinator.ccn();
                 if let Some(taken) = self.current.take().and_then(|current| current.taken(ccn)) {
-                    tally.checkpoints.push(taken.clone());
-                    watch(Event::Permanent(taken));
+                    self.tally.permanent(taken, self.watch);
                 }
                 return Ok(End::Done(answers));
             }
@@ -161,13 +174,16 @@ impl Leader<'_, '_> {
     }
 
     /// What is due by the clock. Fails with who died.
-    fn remind(&mut self, watch: &mut dyn FnMut(Event)) -> Result<Orders, String> {
+    fn remind(&mut self) -> Result<Orders, String> {
         let now = self.began.elapsed();
         let mut orders = Vec::new();
         if now >= self.next_tick {
             self.next_tick = now + TICK;
             self.silent = if self.coordinator.unanswered().is_empty() { 0 } else { self.silent + 1 };
-            orders.extend(self.coordinator.tick());
+            let missing = self.coordinator.missing();
+            let told = self.coordinator.tick();
+            self.explain(&told, || Aborting::Failed(impatient(&missing, self.life.options.patience)));
+            orders.extend(told);
         }
         if let (Some(next), Some(every)) = (self.next, self.life.options.every)
             && now >= next
@@ -180,7 +196,7 @@ impl Leader<'_, '_> {
                             self.tell_all(&Frame::Ask)?;
                         }
                     }
-                    None => orders.extend(self.begin_checkpoint(watch)),
+                    None => orders.extend(self.begin_checkpoint()),
                 }
             }
         }
@@ -192,16 +208,16 @@ impl Leader<'_, '_> {
     }
 
     /// A rank says how many calls it has made. When all have, the checkpoint begins. Fails with who died.
-    fn made(&mut self, rank: Rank, made: u64, watch: &mut dyn FnMut(Event)) -> Result<Orders, String> {
+    fn made(&mut self, rank: Rank, made: u64) -> Result<Orders, String> {
         let Some(call) = self.aim.as_mut().and_then(|aim| aim.heard(rank, made)) else { return Ok(Vec::new()) };
-        let orders = self.begin_checkpoint(watch);
+        let orders = self.begin_checkpoint();
         if !orders.is_empty() {
             self.tell_all(&Frame::Aim { ccn: self.coordinator.ccn(), call })?;
         }
         Ok(orders)
     }
 
-    /// A checkpoint was given up. Where ranks could not come to their calls it is tried again at once, some times.
+    /// A rank did not come to its call. The checkpoint is tried again at once, some times.
     fn missed(&mut self) -> bool {
         let Some(aim) = &mut self.aim else { return false };
         aim.missed();
@@ -215,29 +231,38 @@ impl Leader<'_, '_> {
         again
     }
 
-    fn begin_checkpoint(&mut self, watch: &mut dyn FnMut(Event)) -> Orders {
+    fn begin_checkpoint(&mut self) -> Orders {
         let ccn = self.coordinator.ccn() + 1;
         if let Err(error) = self.stable.begin(ccn) {
-            tracing::warn!("no checkpoint was begun: {error}");
+            self.tally.aborted(Aborted { ccn, rank: None, why: format!("it was not begun: {error}") }, Some(self.watch));
             return Vec::new();
         }
-        watch(Event::Began(ccn));
-        self.current = Some(Current { since: Stopwatch::start(), costs: Vec::new(), kept: None, late: 0 });
+        (self.watch)(Event::Began(ccn));
+        self.current = Some(Current { since: Stopwatch::start(), costs: Vec::new(), kept: None, late: 0, why: None });
         self.coordinator.begin()
     }
 
+    /// If these orders give the checkpoint up: that this is why, unless it is known already.
+    fn explain(&mut self, orders: &Orders, why: impl FnOnce() -> Aborting) {
+        let aborts = orders.iter().any(|order| matches!(order, Order::Tell(_, Tell::Abort(_))));
+        if let Some(current) = self.current.as_mut().filter(|_| aborts) {
+            current.why.get_or_insert_with(why);
+        }
+    }
+
     /// What a rank says. Within: who died.
-    fn heard(&mut self, rank: usize, frame: Frame, watch: &mut dyn FnMut(Event)) -> Result<Result<Orders, String>, Error> {
+    fn heard(&mut self, rank: usize, frame: Frame) -> Result<Result<Orders, String>, Error> {
         match frame {
             Frame::Pages(pages) => {
                 if let Err(error) = self.stable.put_pages(rank, &pages) {
-                    tracing::warn!("checkpoint {} is given up: {error}", pages.ccn);
-                    return Ok(Ok(self.coordinator.abort()));
+                    let orders = self.coordinator.abort();
+                    self.explain(&orders, || Aborting::Failed(error.to_string()));
+                    return Ok(Ok(orders));
                 }
             }
             Frame::State { ccn, used, state } => self.stable.put_state(rank, ccn, used, state),
-            Frame::Answer(answer) => return Ok(Ok(self.coordinator.heard(rank, answer))),
-            Frame::Calls { made } => return Ok(self.made(rank, made, watch)),
+            Frame::Answer(answer) => return Ok(Ok(self.answered(rank, answer))),
+            Frame::Calls { made } => return Ok(self.made(rank, made)),
             Frame::Cost(cost) => {
                 if let Some(current) = self.current.as_mut().filter(|_| cost.ccn == self.coordinator.ccn()) {
                     current.costs.push(cost);
@@ -248,8 +273,18 @@ impl Leader<'_, '_> {
         Ok(Ok(Vec::new()))
     }
 
+    fn answered(&mut self, rank: Rank, answer: Answer<Arc<Parcel>>) -> Orders {
+        let failed = matches!(answer, Answer::Failure { .. });
+        let orders = self.coordinator.heard(rank, answer);
+        self.explain(&orders, || match failed {
+            true => Aborting::Missed(rank),
+            false => Aborting::Failed(format!("what rank {rank} has received does not fit to what others have sent")),
+        });
+        orders
+    }
+
     /// Does what the protocol says. Fails with who died.
-    fn follow(&mut self, orders: Orders, tally: &mut Tally, watch: &mut dyn FnMut(Event)) -> Result<(), String> {
+    fn follow(&mut self, orders: Orders) -> Result<(), String> {
         let mut orders = std::collections::VecDeque::from(orders);
         while let Some(order) = orders.pop_front() {
             match order {
@@ -261,24 +296,30 @@ impl Leader<'_, '_> {
                 }
                 Order::Persist(whole) => orders.extend(self.persist(&whole)),
                 Order::Over { ccn, permanent } => {
-                    let taken = self.current.take().filter(|_| permanent).and_then(|current| current.taken(ccn));
-                    match taken {
+                    let Some(mut current) = self.current.take() else { continue };
+                    let why = current.why.take();
+                    match current.taken(ccn).filter(|_| permanent) {
                         Some(taken) => {
                             self.misses = 0;
-                            tally.checkpoints.push(taken.clone());
-                            watch(Event::Permanent(taken));
+                            self.tally.permanent(taken, self.watch);
                         }
-                        None => {
-                            tally.aborted += 1;
-                            if !self.missed() {
-                                watch(Event::Aborted(ccn));
-                            }
-                        }
+                        None => self.aborted(ccn, why),
                     }
                 }
             }
         }
         Ok(())
+    }
+
+    /// A checkpoint was given up, and every rank knows. One that is tried again at once is no event.
+    fn aborted(&mut self, ccn: Ccn, why: Option<Aborting>) {
+        let (again, why) = match why {
+            Some(Aborting::Missed(rank)) => (self.missed(), format!("rank {rank} did not come to the call at which it was to be captured")),
+            Some(Aborting::Failed(why)) => (false, why),
+            None => (false, "it did not become whole".to_owned()),
+        };
+        let watch: Option<&mut dyn FnMut(Event)> = if again { None } else { Some(self.watch) };
+        self.tally.aborted(Aborted { ccn, rank: None, why }, watch);
     }
 
     fn persist(&mut self, whole: &Whole<Arc<Parcel>>) -> Orders {
@@ -290,9 +331,22 @@ impl Leader<'_, '_> {
             }
             (Ok(_), None) => self.coordinator.persisted(true),
             (Err(error), _) => {
-                tracing::warn!("checkpoint {} is given up: {error}", whole.ccn);
-                self.coordinator.persisted(false)
+                let orders = self.coordinator.persisted(false);
+                self.explain(&orders, || Aborting::Failed(error.to_string()));
+                orders
             }
         }
+    }
+}
+
+/// Why a checkpoint is given up for which these ranks are missing.
+fn impatient(missing: &[Rank], seconds: u32) -> String {
+    match missing {
+        [] => format!("messages that were on their way to it did not arrive within {seconds} s"),
+        [one] => format!("rank {one} was not captured and saved within {seconds} s"),
+        many => format!(
+            "ranks {} were not captured and saved within {seconds} s",
+            many.iter().map(Rank::to_string).collect::<Vec<_>>().join(", ")
+        ),
     }
 }
