@@ -92,7 +92,12 @@ impl Store {
 
     /// All branches of an experiment with their heads.
     pub fn branches(&self, experiment: &str) -> Result<BTreeMap<String, CheckpointId>> {
-        self.list_refs(BRANCH, experiment)
+        self.list_refs(&*self.0.index.read()?, BRANCH, experiment)
+    }
+
+    /// The same for who is about to grow one of them, or to begin another: as [`branch_to_grow`](Self::branch_to_grow) sees them.
+    pub fn branches_to_grow(&self, experiment: &str) -> Result<BTreeMap<String, CheckpointId>> {
+        self.0.index.write(|write| self.list_refs(write, BRANCH, experiment))
     }
 
     /// Moves a branch to a checkpoint, wherever it was before; makes it if there is none.
@@ -119,7 +124,7 @@ impl Store {
 
     /// All tags of an experiment with their checkpoints.
     pub fn tags(&self, experiment: &str) -> Result<BTreeMap<String, CheckpointId>> {
-        self.list_refs(TAG, experiment)
+        self.list_refs(&*self.0.index.read()?, TAG, experiment)
     }
 
     fn set_ref(&self, key: &[u8], id: &CheckpointId, allow: impl FnOnce(&CheckpointId) -> Result<()>) -> Result<()> {
@@ -140,12 +145,12 @@ impl Store {
         index.get(read, &index.refs, key)?.map(|bytes| index.checkpoint_id(&bytes, &String::from_utf8_lossy(key))).transpose()
     }
 
-    fn list_refs(&self, kind: u8, experiment: &str) -> Result<BTreeMap<String, CheckpointId>> {
+    fn list_refs(&self, read: &heed::RoTxn<'_>, kind: u8, experiment: &str) -> Result<BTreeMap<String, CheckpointId>> {
         check_name("experiment", experiment)?;
         let index = &self.0.index;
         let prefix = prefix(kind, experiment);
         let mut refs = BTreeMap::new();
-        index.scan(&*index.read()?, &index.refs, ScanFrom::At(&prefix), |key, value| {
+        index.scan(read, &index.refs, ScanFrom::At(&prefix), |key, value| {
             let Some(name) = key.strip_prefix(prefix.as_slice()) else { return Ok(false) };
             let name = String::from_utf8_lossy(name).into_owned();
             let id = index.checkpoint_id(value, &name)?;

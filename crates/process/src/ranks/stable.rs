@@ -71,14 +71,14 @@ fn damaged(what: &str) -> fermata_store::Error {
 impl Stable {
     /// A new run of an experiment.
     pub fn new(store: Store, experiment: &str, ranks: usize, spec: serde_json::Value, keep: bool) -> Result<Self> {
-        let runs = last_run(&store.branches(experiment)?).unwrap_or(0);
+        let runs = last_run(&store.branches_to_grow(experiment)?).unwrap_or(0);
         let branch = format!("run-{}", runs + 1);
         Ok(Self { store, experiment: experiment.to_owned(), branch, spec, ranks, keep, head: None, tentative: None })
     }
 
     /// Goes on with the last run of an experiment, if it has a permanent checkpoint.
     pub fn resume(&mut self) -> Result<bool> {
-        let branches = self.store.branches(&self.experiment)?;
+        let branches = self.store.branches_to_grow(&self.experiment)?;
         let Some(run) = last_run(&branches) else { return Ok(false) };
         let Some((branch, id)) = branches.get_key_value(&format!("run-{run}")) else {
             return Err(damaged("each rank has its own: go on with --mode optimistic"));

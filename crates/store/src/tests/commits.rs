@@ -5,7 +5,10 @@ use super::{
     disk::{Random, lay, tree},
     *,
 };
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    process::{Command, Stdio},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+};
 
 const PAGE: usize = 4096;
 
@@ -19,6 +22,60 @@ impl Medium for Late {
         transaction.commit()?;
         if self.failing.load(Ordering::Relaxed) { Err(heed::Error::Io(io::ErrorKind::Other.into())) } else { Ok(()) }
     }
+}
+
+/// Commits so often, and then takes the process away in the midst of a transaction.
+struct Dying {
+    left: AtomicU32,
+}
+
+impl Medium for Dying {
+    fn commit(&self, transaction: heed::RwTxn<'_>) -> heed::Result<()> {
+        if self.left.fetch_sub(1, Ordering::Relaxed) == 0 {
+            std::process::abort();
+        }
+        transaction.commit()
+    }
+}
+
+const DYING: &str = "FERMATA_TEST_DYING";
+
+/// No test: a process that dies when it has grown a branch by one.
+#[test]
+fn a_process_that_grows_a_branch_and_dies() {
+    let Some(path) = std::env::var_os(DYING) else { return };
+    let medium = Arc::new(Dying { left: AtomicU32::new(u32::MAX) });
+    let store = open_on(Path::new(&path), medium.clone()).unwrap();
+    let head = store.branch("lab", "main").unwrap();
+    medium.left.store(1, Ordering::Relaxed);
+    grow(&store, head, 2).unwrap();
+    _ = store.branch_to_grow("lab", "main");
+}
+
+/// Where LMDB tells readers which transaction is the newest: the number that has grown between the two.
+fn newest(before: &[u8], after: &[u8]) -> usize {
+    let number = |file: &[u8], at: usize| u64::from_ne_bytes(file[at..at + 8].try_into().unwrap());
+    let grown = |at: &usize| number(before, *at) > 0 && number(after, *at) == number(before, *at) + 1;
+    (0..before.len()).step_by(8).find(grown).expect("its number is in the file of locks")
+}
+
+#[test]
+fn who_grows_a_branch_sees_what_readers_were_not_told_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let lock = dir.path().join("index/lock.mdb");
+    let store = open(dir.path()).unwrap();
+    let first = grow(&store, None, 1).unwrap();
+    let before = std::fs::read(&lock).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "tests::commits::a_process_that_grows_a_branch_and_dies"]).env(DYING, dir.path());
+    assert!(!child.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success());
+    // As if it had died a little earlier: durable, and not told.
+    let at = newest(&before, &std::fs::read(&lock).unwrap());
+    File::options().write(true).open(&lock).unwrap().write_all_at(&before[at..at + 8], at as u64).unwrap();
+    assert_eq!(store.branches("lab").unwrap()["main"], first);
+    let second = store.branches_to_grow("lab").unwrap()["main"];
+    assert_ne!(second, first);
+    assert_eq!(store.record(&second).unwrap().parent, Some(first));
 }
 
 #[test]

@@ -70,7 +70,7 @@ impl std::fmt::Debug for Tentative {
 impl OwnStable {
     /// A new run of an experiment.
     pub fn new(store: Store, experiment: &str, ranks: usize, spec: serde_json::Value, keep: bool) -> Result<Self> {
-        let run = last_run(&store.branches(experiment)?).unwrap_or(0) + 1;
+        let run = last_run(&store.branches_to_grow(experiment)?).unwrap_or(0) + 1;
         Ok(Self {
             store,
             experiment: experiment.to_owned(),
@@ -87,7 +87,7 @@ impl OwnStable {
 
     /// Goes on with the last run of an experiment, if it has checkpoints.
     pub fn resume(&mut self) -> Result<()> {
-        let branches = self.store.branches(&self.experiment)?;
+        let branches = self.store.branches_to_grow(&self.experiment)?;
         let Some(run) = last_run(&branches) else { return Ok(()) };
         if branches.contains_key(&format!("run-{run}")) {
             return Err(damaged("it is one of all ranks: go on without --mode optimistic"));
