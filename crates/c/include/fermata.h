@@ -59,7 +59,7 @@ size_t fermata_size(const fermata_area *area);
 int fermata_commit(fermata_area *area);
 
 /* The same, but returns when what was written is copied. `*pending` must go to fermata_wait. If the writing fails, fermata_wait says so, and so does the next commit;
- * the one after that has all of it. */
+ * the one after that has all of it. Where four commits are copied and not yet written, it waits for the first of them before it copies. */
 int fermata_commit_behind(fermata_area *area, fermata_pending **pending);
 int fermata_wait(fermata_pending *pending);
 

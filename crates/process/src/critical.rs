@@ -124,6 +124,12 @@ impl CriticalArea {
         self.area.include(bytes)
     }
 
+    /// Waits until a commit behind the program would not have to wait: at most four are captured and not yet written, or not yet sent to a backup.
+    pub fn wait_for_room(&self) {
+        self.line.make_room();
+        self.backups.iter().for_each(Follower::make_room);
+    }
+
     /// Waits until all that was committed is durable. Says what failed of it, if no commit has said so yet; the next commit has what that held.
     pub fn drain(&mut self) -> Result<()> {
         self.line.drain();
@@ -166,6 +172,7 @@ impl CriticalArea {
 
     /// The same, but returns as soon as what was written is copied; see [`Cycle::commit_behind`].
     pub fn commit_together_behind(areas: &mut [&mut CriticalArea]) -> Result<Vec<Pending>> {
+        areas.iter().for_each(|area| area.wait_for_room());
         areas.iter_mut().try_for_each(|area| area.line.recover(&mut area.area))?;
         let mut captures = Vec::new();
         for at in 0..areas.len() {
@@ -220,6 +227,8 @@ impl Cycle<'_> {
 
     /// The same, but returns as soon as what was written is copied. An error of the writing is told by [`Pending::wait`] and by the next commit; it never
     /// becomes a checkpoint, and the commit after that has all of it.
+    ///
+    /// Copies take memory: where four commits are captured and not yet written, it waits for the first of them before it captures.
     pub fn commit_behind(self) -> Result<Pending> {
         Ok(self.capture()?.0)
     }
@@ -250,6 +259,8 @@ impl Cycle<'_> {
 
 impl<'a> Cycle<'a> {
     fn capture(self) -> Result<(Pending, &'a mut CriticalArea)> {
+        // First: what fails meanwhile is told now.
+        self.area.wait_for_room();
         let CriticalArea { area, line, .. } = &mut *self.area;
         line.recover(area)?;
         let watch = Stopwatch::start();

@@ -1,6 +1,9 @@
 //! A backup of an area that grows a line in a store: it gets each commit, from a thread of its own, in the order in which they were made.
 
-use crate::{Area, Capture, Error, Replica, Result, line::Answer};
+use crate::{
+    Area, Capture, Error, Replica, Result,
+    line::{Answer, UnderWay},
+};
 use std::{
     io,
     os::unix::net::UnixStream,
@@ -24,6 +27,7 @@ struct Job {
 /// Dropped, it sends what is queued first.
 pub(crate) struct Follower {
     socket: PathBuf,
+    under_way: UnderWay<()>,
     queue: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -49,16 +53,22 @@ impl Follower {
         let work = move || send_all(replica, &jobs, lost);
         let thread = std::thread::Builder::new().name("fermata-backup".into()).spawn(work);
         let thread = thread.map_err(Error::io(area.name(), "starting a thread"))?;
-        Ok(Self { socket: socket.to_owned(), queue: Some(queue), thread: Some(thread) })
+        Ok(Self { socket: socket.to_owned(), under_way: UnderWay::default(), queue: Some(queue), thread: Some(thread) })
     }
 
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
+    /// Waits until a commit may be queued without there being too many.
+    pub fn make_room(&self) {
+        self.under_way.make_room();
+    }
+
     /// Queues a commit.
     pub fn send(&self, capture: Arc<Capture>) -> Arc<Answer<()>> {
         let answer = Arc::new(Answer::default());
+        self.under_way.add(answer.clone());
         let job = Job { capture, answer: answer.clone() };
         if let Err(refused) = self.queue.as_ref().expect("open until dropped").send(job) {
             let area = refused.0.capture.area().to_owned();

@@ -13,7 +13,7 @@ use fermata_linux::clock::Stopwatch;
 use fermata_store::{Cost, Hold, Record, Store};
 use fermata_types::{CheckpointId, PAGE_SIZE, PageNumber, PageSet, PartKind, PartState};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     io,
     sync::{
         Arc, Condvar, Mutex, MutexGuard,
@@ -22,6 +22,9 @@ use std::{
     thread::JoinHandle,
     time::Duration,
 };
+
+/// Commits of an area that are captured and not written, or not sent, at most: each has a copy of what it captured.
+const UNDER_WAY: usize = 4;
 
 /// The branch of the store that an area grows.
 pub(crate) const BRANCH: &str = "main";
@@ -41,6 +44,35 @@ pub(crate) struct Answer<T> {
     there: Condvar,
 }
 
+/// What another thread is not done with.
+#[derive(Debug)]
+pub(crate) struct UnderWay<T>(Mutex<VecDeque<Arc<Answer<T>>>>);
+
+impl<T: Clone> UnderWay<T> {
+    pub fn add(&self, answer: Arc<Answer<T>>) {
+        let mut under_way = lock(&self.0);
+        under_way.retain(|answer| answer.poll().is_none());
+        under_way.push_back(answer);
+    }
+
+    /// Waits until one more may be under way.
+    pub fn make_room(&self) {
+        let mut under_way = lock(&self.0);
+        under_way.retain(|answer| answer.poll().is_none());
+        while under_way.len() >= UNDER_WAY {
+            let first = under_way.pop_front();
+            // What becomes of it is told elsewhere.
+            first.into_iter().for_each(|first| _ = first.wait());
+        }
+    }
+}
+
+impl<T> Default for UnderWay<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
 impl Pending {
     /// Waits until it is durable, and says which checkpoint it is.
     pub fn wait(&self) -> Result<CheckpointId> {
@@ -49,7 +81,7 @@ impl Pending {
 
     /// The same without waiting; none as long as it is being written.
     pub fn poll(&self) -> Option<Result<CheckpointId>> {
-        lock(&self.durable.result).clone()
+        self.durable.poll()
     }
 
     /// Waits until every backup of the area has it ([`crate::CriticalArea::back_up_to`]).
@@ -72,6 +104,10 @@ impl<T: Clone> Answer<T> {
     pub fn give(&self, result: Result<T>) {
         *lock(&self.result) = Some(result);
         self.there.notify_all();
+    }
+
+    pub fn poll(&self) -> Option<Result<T>> {
+        lock(&self.result).clone()
     }
 
     pub fn wait(&self) -> Result<T> {
@@ -120,6 +156,7 @@ pub(crate) struct Line {
     store: Store,
     shared: Arc<(Mutex<State>, Condvar)>,
     era: u64,
+    under_way: UnderWay<CheckpointId>,
     queue: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -149,7 +186,8 @@ impl Line {
         let (of_thread, into, owner) = (shared.clone(), store.clone(), name.to_owned());
         let work = move || write_all(&into, &owner, &of_thread, &jobs);
         let thread = std::thread::Builder::new().name("fermata-area".into()).spawn(work).map_err(Error::io(name, "starting a thread"))?;
-        Ok((Self { name: name.to_owned(), store: store.clone(), shared, era: 0, queue: Some(queue), thread: Some(thread) }, state))
+        let (name, store, under_way) = (name.to_owned(), store.clone(), UnderWay::default());
+        Ok((Self { name, store, shared, era: 0, under_way, queue: Some(queue), thread: Some(thread) }, state))
     }
 
     /// The checkpoint that was made durable last.
@@ -170,6 +208,11 @@ impl Line {
         }
     }
 
+    /// Waits until a capture may be queued without there being too many.
+    pub fn make_room(&self) {
+        self.under_way.make_room();
+    }
+
     /// Queues a capture of what changed.
     pub fn write(&self, capture: Arc<Capture>, message: Option<String>, pause: Duration) -> Pending {
         self.queue(capture, false, message, pause)
@@ -182,6 +225,7 @@ impl Line {
 
     fn queue(&self, capture: Arc<Capture>, is_whole: bool, message: Option<String>, pause: Duration) -> Pending {
         let answer = Arc::new(Answer::default());
+        self.under_way.add(answer.clone());
         let mut state = lock(&self.shared.0);
         state.queued += 1;
         let job = Job { capture, is_whole, message, pause, era: self.era, answer: answer.clone() };

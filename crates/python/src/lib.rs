@@ -196,7 +196,7 @@ impl Area {
     #[pyo3(signature = (message=None))]
     fn commit(&self, py: Python<'_>, message: Option<&str>) -> PyResult<String> {
         self.with(py, |area| {
-            let pending = behind(area, message)?;
+            let pending = behind(py, area, message)?;
             let done = py.detach(|| {
                 // Told here; the next commit need not say it again.
                 let id = pending.wait().inspect_err(|_| _ = area.drain())?;
@@ -208,7 +208,7 @@ impl Area {
 
     #[pyo3(signature = (message=None))]
     fn commit_behind(&self, py: Python<'_>, message: Option<&str>) -> PyResult<Commit> {
-        self.with(py, |area| behind(area, message).map(Commit))
+        self.with(py, |area| behind(py, area, message).map(Commit))
     }
 
     #[pyo3(signature = (message=None))]
@@ -217,7 +217,7 @@ impl Area {
             if !area.is_backed_up() {
                 return Err(PyValueError::new_err(format!("area {} has no backup: name one with back_up_to, or use commit", self.name)));
             }
-            let pending = behind(area, message)?;
+            let pending = behind(py, area, message)?;
             py.detach(|| pending.wait_replicated()).map_err(told)?;
             Ok(Commit(pending))
         })
@@ -337,7 +337,9 @@ impl Drop for Area {
     }
 }
 
-fn behind(area: &mut CriticalArea, message: Option<&str>) -> PyResult<Pending> {
+fn behind(py: Python<'_>, area: &mut CriticalArea, message: Option<&str>) -> PyResult<Pending> {
+    // What takes long, before the lock of the interpreter is kept.
+    py.detach(|| area.wait_for_room());
     let cycle = area.begin().map_err(told)?;
     let cycle = if let Some(message) = message { cycle.message(message) } else { cycle };
     cycle.commit_behind().map_err(told)
@@ -380,6 +382,7 @@ fn commit_together(py: Python<'_>, areas: Vec<Bound<'_, Area>>) -> PyResult<Vec<
         let closed = of.lent().closed;
         open.push(area.as_mut().filter(|_| !closed).ok_or_else(|| of.is_closed())?);
     }
+    py.detach(|| open.iter().for_each(|area| area.wait_for_room()));
     let pending = CriticalArea::commit_together_behind(&mut open).map_err(told)?;
     let done = py.detach(|| {
         let done: Result<Vec<_>, _> = pending.iter().map(Pending::wait).collect();

@@ -1,7 +1,7 @@
 //! The plain use: begin, write, commit, come back.
 
 use crate::common::*;
-use fermata_process::{Area, CriticalArea, Error, Options, Tracking};
+use fermata_process::{Area, CriticalArea, Error, Options, Pending, Tracking};
 use std::fs;
 
 #[test]
@@ -192,6 +192,24 @@ fn discarded_pages_are_zero_afterwards() {
         assert_eq!((0..8).map(|page| area.as_slice()[page * PAGE]).collect::<Vec<_>>(), [1, 1, 0, 7, 1, 1, 1, 1], "{tracking}");
         assert_eq!(area.as_slice()[3 * PAGE + 1], 0);
     });
+}
+
+/// Each commit that is not written yet has a copy of its own.
+#[test]
+fn commits_behind_the_program_wait_when_there_are_many() {
+    let (_directory, store) = store();
+    let mut area = open(&store, "orders", 1024 * PAGE, Tracking::Assisted).unwrap();
+    let mut numbers = Numbers(5);
+    let mut pending: Vec<Pending> = Vec::new();
+    for _ in 0..12 {
+        let mut cycle = area.begin().unwrap();
+        cycle.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&numbers.next().to_le_bytes()));
+        pending.push(cycle.commit_behind().unwrap());
+        let unwritten = pending.iter().filter(|pending| pending.poll().is_none()).count();
+        assert!(unwritten <= 4, "{unwritten}");
+    }
+    area.drain().unwrap();
+    assert!(pending.iter().all(|pending| pending.poll().unwrap().is_ok()));
 }
 
 #[test]
