@@ -58,8 +58,10 @@ size_t fermata_size(const fermata_area *area);
 /* Makes a checkpoint of the memory as it is, and returns when it is durable. */
 int fermata_commit(fermata_area *area);
 
-/* The same, but returns when what was written is copied. `*pending` must go to fermata_wait. If the writing fails, fermata_wait says so, and so does the next commit;
- * the one after that has all of it. Where four commits are copied and not yet written, it waits for the first of them before it copies. */
+/* The same, but returns when what was written is copied. `*pending` must go to fermata_wait, which returns when the commit is durable and every backup has it.
+ * If the writing fails, fermata_wait says so, and so does the next commit; the one after that has all of it. A backup that is lost is an error of each commit, which is
+ * written here all the same; where this function says so there is nothing to wait for. Where four commits are copied and not yet written, it waits for the
+ * first of them before it copies. */
 int fermata_commit_behind(fermata_area *area, fermata_pending **pending);
 int fermata_wait(fermata_pending *pending);
 

@@ -171,6 +171,8 @@ pub unsafe extern "C" fn fermata_commit_behind(of: *mut FermataArea, pending: *m
             return Err("where the commit is to be put is NULL".into());
         }
         // SAFETY: as the caller says.
+        unsafe { pending.write(std::ptr::null_mut()) };
+        // SAFETY: as the caller says.
         let begun = unsafe { area(of) }?.begin().and_then(|cycle| cycle.commit_behind()).map_err(text)?;
         // SAFETY: as the caller says.
         unsafe { pending.write(Box::into_raw(Box::new(FermataPending(begun)))) };

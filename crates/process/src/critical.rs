@@ -125,15 +125,29 @@ impl CriticalArea {
     }
 
     /// Waits until a commit behind the program would not have to wait: at most four are captured and not yet written, or not yet sent to a backup.
-    pub fn wait_for_room(&self) {
+    pub fn wait_for_room(&mut self) {
         self.line.make_room();
         self.backups.iter().for_each(Follower::make_room);
     }
 
-    /// Waits until all that was committed is durable. Says what failed of it, if no commit has said so yet; the next commit has what that held.
+    /// Waits until all that was committed is durable, and every backup has it. Says what failed of it, if no commit has said so yet; the next commit has what that held.
+    ///
+    /// [`Error::Backup`]: all is durable here, and a backup has not got all of it.
     pub fn drain(&mut self) -> Result<()> {
+        self.settle()?;
+        self.backups.iter().for_each(Follower::drain);
+        self.check_backups()
+    }
+
+    /// The same of the store alone.
+    fn settle(&mut self) -> Result<()> {
         self.line.drain();
         self.line.recover(&mut self.area)
+    }
+
+    /// Whether each backup has got all so far, as far as that is known.
+    fn check_backups(&self) -> Result<()> {
+        self.backups.iter().try_for_each(Follower::check)
     }
 
     /// Commits, and has every commit from this one on go to a backup, too: whoever receives at this socket ([`crate::receive`], `fermata receive`), which a tunnel may lead to from another host.
@@ -165,14 +179,30 @@ impl CriticalArea {
         drop(lock);
     }
 
-    /// Commits several areas at one instant: nobody writes to any of them until all are captured. One checkpoint each, durable when this returns.
+    /// Commits several areas at one instant: nobody writes to any of them until all are captured. One checkpoint each, durable when this returns, and every backup has it.
+    ///
+    /// [`Error::Backup`]: all are durable here, and a backup has not got one.
     pub fn commit_together(areas: &mut [&mut CriticalArea]) -> Result<Vec<CheckpointId>> {
-        Self::commit_together_behind(areas)?.iter().map(Pending::wait).collect()
+        let pending = Self::capture_together(areas)?;
+        // All are waited for, whatever becomes of the first.
+        let durable: Vec<_> = pending.iter().map(Pending::wait_durable).collect();
+        if durable.iter().any(Result::is_err) {
+            // Told here; the next commit need not say it again.
+            areas.iter_mut().for_each(|area| _ = area.settle());
+        }
+        let ids = durable.into_iter().collect::<Result<_>>()?;
+        pending.iter().try_for_each(Pending::wait_replicated).map(|()| ids)
     }
 
     /// The same, but returns as soon as what was written is copied; see [`Cycle::commit_behind`].
     pub fn commit_together_behind(areas: &mut [&mut CriticalArea]) -> Result<Vec<Pending>> {
-        areas.iter().for_each(|area| area.wait_for_room());
+        let known = areas.iter().try_for_each(|area| area.check_backups());
+        let pending = Self::capture_together(areas)?;
+        known.map(|()| pending)
+    }
+
+    fn capture_together(areas: &mut [&mut CriticalArea]) -> Result<Vec<Pending>> {
+        areas.iter_mut().for_each(|area| area.wait_for_room());
         areas.iter_mut().try_for_each(|area| area.line.recover(&mut area.area))?;
         let mut captures = Vec::new();
         for at in 0..areas.len() {
@@ -207,7 +237,7 @@ impl Cycle<'_> {
     /// [`Error::Backup`]: it is durable here, and a backup has not got it.
     pub fn commit(self) -> Result<CheckpointId> {
         let (pending, owner) = self.capture()?;
-        let result = pending.wait();
+        let result = pending.wait_durable();
         if result.is_err() {
             // Told here; the next commit need not say it again.
             let _ = owner.line.recover(&mut owner.area);
@@ -228,9 +258,13 @@ impl Cycle<'_> {
     /// The same, but returns as soon as what was written is copied. An error of the writing is told by [`Pending::wait`] and by the next commit; it never
     /// becomes a checkpoint, and the commit after that has all of it.
     ///
+    /// [`Error::Backup`]: a backup is lost, as an earlier commit found. This one is being written here all the same.
+    ///
     /// Copies take memory: where four commits are captured and not yet written, it waits for the first of them before it captures.
     pub fn commit_behind(self) -> Result<Pending> {
-        Ok(self.capture()?.0)
+        let known = self.area.check_backups();
+        let (pending, _) = self.capture()?;
+        known.map(|()| pending)
     }
 
     /// The kernel or a device writes here in this cycle, for system calls or through pages that it has pinned; see [`Area::expect_writes`] for when that has to be said.
@@ -245,7 +279,7 @@ impl Cycle<'_> {
 
     /// Undoes all writes since the last commit: the area is again as it was then. Waits until that is durable. After an error some pages may have been undone.
     pub fn roll_back(self) -> Result<()> {
-        self.area.drain()?;
+        self.area.settle()?;
         let CriticalArea { area, line, .. } = self.area;
         let written = area.written()?;
         let mut page = [0; PAGE_SIZE];

@@ -9,7 +9,7 @@ use std::{
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, OnceLock,
         mpsc::{Receiver, Sender, channel},
     },
     thread::JoinHandle,
@@ -28,6 +28,8 @@ struct Job {
 pub(crate) struct Follower {
     socket: PathBuf,
     under_way: UnderWay<()>,
+    /// Why it got no more from some commit on.
+    failure: Arc<OnceLock<Error>>,
     queue: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -50,14 +52,27 @@ impl Follower {
         };
         let replica = connect().map_err(&lost)?;
         let (queue, jobs) = channel();
-        let work = move || send_all(replica, &jobs, lost);
+        let failure = Arc::new(OnceLock::new());
+        let of_thread = failure.clone();
+        let work = move || send_all(replica, &jobs, &of_thread, lost);
         let thread = std::thread::Builder::new().name("fermata-backup".into()).spawn(work);
         let thread = thread.map_err(Error::io(area.name(), "starting a thread"))?;
-        Ok(Self { socket: socket.to_owned(), under_way: UnderWay::default(), queue: Some(queue), thread: Some(thread) })
+        let (socket, under_way) = (socket.to_owned(), UnderWay::default());
+        Ok(Self { socket, under_way, failure, queue: Some(queue), thread: Some(thread) })
     }
 
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// Waits until nothing is queued.
+    pub fn drain(&self) {
+        self.under_way.drain();
+    }
+
+    /// Whether it has got all so far, as far as that is known.
+    pub fn check(&self) -> Result<()> {
+        self.failure.get().cloned().map_or(Ok(()), Err)
     }
 
     /// Waits until a commit may be queued without there being too many.
@@ -91,11 +106,12 @@ fn lost(area: &str, socket: &Path) -> impl Fn(io::Error) -> Error + Send + 'stat
 }
 
 /// After the first commit that is not acknowledged nobody knows what the other side has, and none is sent any more.
-fn send_all(mut replica: Replica<UnixStream>, jobs: &Receiver<Job>, lost: impl Fn(io::Error) -> Error) {
-    let mut failure = None;
+fn send_all(mut replica: Replica<UnixStream>, jobs: &Receiver<Job>, failure: &OnceLock<Error>, lost: impl Fn(io::Error) -> Error) {
     for Job { capture, answer } in jobs {
-        let result = failure.clone().map_or_else(|| replica.send(&capture).map_err(&lost), Err);
-        failure = result.clone().err();
+        let result = match failure.get() {
+            None => replica.send(&capture).map_err(&lost).inspect_err(|error| _ = failure.set(error.clone())),
+            Some(failure) => Err(failure.clone()),
+        };
         answer.give(result);
     }
 }

@@ -55,6 +55,11 @@ impl<T: Clone> UnderWay<T> {
         under_way.push_back(answer);
     }
 
+    /// Waits until there is none.
+    pub fn drain(&self) {
+        lock(&self.0).drain(..).for_each(|answer| _ = answer.wait());
+    }
+
     /// Waits until one more may be under way.
     pub fn make_room(&self) {
         let mut under_way = lock(&self.0);
@@ -74,17 +79,30 @@ impl<T> Default for UnderWay<T> {
 }
 
 impl Pending {
-    /// Waits until it is durable, and says which checkpoint it is.
+    /// Waits until it is durable and every backup of the area has it ([`crate::CriticalArea::back_up_to`]), and says which checkpoint it is.
+    ///
+    /// [`Error::Backup`]: it is durable here, and a backup has not got it.
     pub fn wait(&self) -> Result<CheckpointId> {
+        let id = self.wait_durable()?;
+        self.wait_replicated().map(|()| id)
+    }
+
+    /// The same without waiting; none as long as it is being written or sent.
+    pub fn poll(&self) -> Option<Result<CheckpointId>> {
+        let id = match self.durable.poll()? {
+            Ok(id) => id,
+            Err(error) => return Some(Err(error)),
+        };
+        let sent = self.backups.iter().map(|backup| backup.poll()).collect::<Option<Result<()>>>()?;
+        Some(sent.map(|()| id))
+    }
+
+    /// Waits until it is durable here, and for no backup.
+    pub(crate) fn wait_durable(&self) -> Result<CheckpointId> {
         self.durable.wait()
     }
 
-    /// The same without waiting; none as long as it is being written.
-    pub fn poll(&self) -> Option<Result<CheckpointId>> {
-        self.durable.poll()
-    }
-
-    /// Waits until every backup of the area has it ([`crate::CriticalArea::back_up_to`]).
+    /// Waits until every backup of the area has it, and not for the disk.
     pub fn wait_replicated(&self) -> Result<()> {
         self.backups.iter().try_for_each(|backup| backup.wait())
     }

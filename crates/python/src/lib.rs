@@ -196,19 +196,20 @@ impl Area {
     #[pyo3(signature = (message=None))]
     fn commit(&self, py: Python<'_>, message: Option<&str>) -> PyResult<String> {
         self.with(py, |area| {
-            let pending = behind(py, area, message)?;
-            let done = py.detach(|| {
+            let done = match behind(py, area, message) {
                 // Told here; the next commit need not say it again.
-                let id = pending.wait().inspect_err(|_| _ = area.drain())?;
-                pending.wait_replicated().map(|()| id)
-            });
+                Ok(pending) => py.detach(|| pending.wait().inspect_err(|_| _ = area.drain())),
+                // A backup was lost before. What was committed is durable when this returns.
+                Err(error @ fermata_process::Error::Backup { .. }) => Err(py.detach(|| area.drain()).err().unwrap_or(error)),
+                Err(error) => Err(error),
+            };
             done.map(|id| id.to_string()).map_err(told)
         })
     }
 
     #[pyo3(signature = (message=None))]
     fn commit_behind(&self, py: Python<'_>, message: Option<&str>) -> PyResult<Commit> {
-        self.with(py, |area| behind(py, area, message).map(Commit))
+        self.with(py, |area| behind(py, area, message).map(Commit).map_err(told))
     }
 
     #[pyo3(signature = (message=None))]
@@ -217,7 +218,7 @@ impl Area {
             if !area.is_backed_up() {
                 return Err(PyValueError::new_err(format!("area {} has no backup: name one with back_up_to, or use commit", self.name)));
             }
-            let pending = behind(py, area, message)?;
+            let pending = behind(py, area, message).map_err(told)?;
             py.detach(|| pending.wait_replicated()).map_err(told)?;
             Ok(Commit(pending))
         })
@@ -239,12 +240,16 @@ impl Area {
     fn roll_back(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, |area| {
             // What takes long, before the lock of the interpreter is kept.
-            py.detach(|| area.drain()).map_err(told)?;
+            match py.detach(|| area.drain()) {
+                // A backup has nothing to do with it.
+                Ok(()) | Err(fermata_process::Error::Backup { .. }) => {}
+                Err(error) => return Err(told(error)),
+            }
             area.begin().and_then(|cycle| cycle.roll_back()).map_err(told)
         })
     }
 
-    /// Waits until all that was committed is durable; raises what of it was not written and not told of.
+    /// Waits until all that was committed is durable and every backup has it; raises what of it was not written and not told of, or not sent.
     fn drain(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, |area| py.detach(|| area.drain()).map_err(told))
     }
@@ -337,12 +342,12 @@ impl Drop for Area {
     }
 }
 
-fn behind(py: Python<'_>, area: &mut CriticalArea, message: Option<&str>) -> PyResult<Pending> {
+fn behind(py: Python<'_>, area: &mut CriticalArea, message: Option<&str>) -> fermata_process::Result<Pending> {
     // What takes long, before the lock of the interpreter is kept.
     py.detach(|| area.wait_for_room());
-    let cycle = area.begin().map_err(told)?;
+    let cycle = area.begin()?;
     let cycle = if let Some(message) = message { cycle.message(message) } else { cycle };
-    cycle.commit_behind().map_err(told)
+    cycle.commit_behind()
 }
 
 /// A commit that is being written.
@@ -351,13 +356,13 @@ struct Commit(Pending);
 
 #[pymethods]
 impl Commit {
-    /// Waits until it is durable; the id of its checkpoint. Raises Error if it was not written.
+    /// Waits until it is durable and every backup has it; the id of its checkpoint. Raises Error if it was not written, or not sent.
     fn wait(&self, py: Python<'_>) -> PyResult<String> {
         here()?;
         py.detach(|| self.0.wait()).map(|id| id.to_string()).map_err(told)
     }
 
-    /// Whether it is written, or has failed.
+    /// Whether it is written and sent, or has failed.
     fn done(&self) -> PyResult<bool> {
         here()?;
         Ok(self.0.poll().is_some())
@@ -382,17 +387,24 @@ fn commit_together(py: Python<'_>, areas: Vec<Bound<'_, Area>>) -> PyResult<Vec<
         let closed = of.lent().closed;
         open.push(area.as_mut().filter(|_| !closed).ok_or_else(|| of.is_closed())?);
     }
-    py.detach(|| open.iter().for_each(|area| area.wait_for_room()));
-    let pending = CriticalArea::commit_together_behind(&mut open).map_err(told)?;
-    let done = py.detach(|| {
-        let done: Result<Vec<_>, _> = pending.iter().map(Pending::wait).collect();
-        // Told here; the next commit need not say it again.
-        if done.is_err() {
-            open.iter_mut().for_each(|area| _ = area.drain());
+    py.detach(|| open.iter_mut().for_each(|area| area.wait_for_room()));
+    let done = match CriticalArea::commit_together_behind(&mut open) {
+        Ok(pending) => py.detach(|| {
+            let done: Vec<_> = pending.iter().map(Pending::wait).collect();
+            // Told here; the next commit need not say it again.
+            if done.iter().any(Result::is_err) {
+                open.iter_mut().for_each(|area| _ = area.drain());
+            }
+            done.into_iter().collect()
+        }),
+        // A backup was lost before. What was committed is durable when this returns.
+        Err(error @ fermata_process::Error::Backup { .. }) => {
+            let failed: Vec<_> = py.detach(|| open.iter_mut().filter_map(|area| area.drain().err()).collect());
+            Err(failed.into_iter().next().unwrap_or(error))
         }
-        done
-    });
-    let done = done.map_err(told)?;
+        Err(error) => Err(error),
+    };
+    let done: Vec<_> = done.map_err(told)?;
     let mut ids = vec![String::new(); areas.len()];
     order.into_iter().zip(done).for_each(|(at, id)| ids[at] = id.to_string());
     Ok(ids)

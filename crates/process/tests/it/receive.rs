@@ -175,6 +175,43 @@ fn a_backup_that_is_lost_is_told_until_the_program_does_without() {
     assert!(contents(&there, "lost") == [6; BYTES]);
 }
 
+/// Whichever way a program commits.
+#[test]
+fn a_backup_that_is_lost_is_told_to_who_does_not_wait() {
+    let ((place, here), (_elsewhere, there)) = (store(), store());
+    let mut area = open(&here, "unwaited", BYTES, Tracking::Auto).unwrap();
+    let thin = backup(place.path(), &there, 20_000, HOW);
+    area.back_up_to(&thin.socket).unwrap();
+    let lost = |result: Result<(), Error>| assert!(matches!(result, Err(Error::Backup { .. })), "{result:?}");
+    let fill = |area: &mut CriticalArea, value| {
+        let mut cycle = area.begin().unwrap();
+        cycle.fill(value);
+        cycle.commit_behind()
+    };
+    // The first one that is not acknowledged: nobody knows before it is waited for.
+    let pending = fill(&mut area, 1).unwrap();
+    lost(pending.wait().map(drop));
+    lost(pending.poll().unwrap().map(drop));
+    thin.thread.join().unwrap().unwrap_err();
+    // From then on all do, and are checkpoints all the same.
+    let before = area.head();
+    lost(fill(&mut area, 2).map(drop));
+    lost(area.drain());
+    assert_ne!(area.head(), before);
+    let before = area.head();
+    area.as_mut_slice()[0] = 3;
+    lost(CriticalArea::commit_together(&mut [&mut area]).map(drop));
+    lost(CriticalArea::commit_together_behind(&mut [&mut area]).map(drop));
+    assert_ne!(area.head(), before);
+    // What was written is undone without it.
+    area.as_mut_slice()[1] = 9;
+    area.begin().unwrap().roll_back().unwrap();
+    assert_eq!(area.as_slice()[..2], [3, 2]);
+    area.stop_backing_up(&thin.socket);
+    fill(&mut area, 4).unwrap().wait().unwrap();
+    area.drain().unwrap();
+}
+
 #[test]
 fn who_cannot_receive_says_why() {
     let ((place, here), (_elsewhere, there)) = (store(), store());

@@ -217,7 +217,10 @@ class Area(_native.Area):
         return super().commit(message)
 
     def commit_behind(self, message: str | None = None) -> Commit:
-        """The same, but returns as soon as what was written is copied.
+        """The same, but returns as soon as what was written is copied. `wait` of what it returns waits for the disk and for every backup.
+
+        Where four commits are yet to be written, it waits for the first of them before it copies. Raises Error if a backup was lost before; the commit is
+        written here all the same.
 
         >>> area = Area("behind", 4096)
         >>> area.array((1,))[0] = 2.5
@@ -298,7 +301,7 @@ def _bytes(shape: tuple[int, ...], dtype: numpy.dtype[Any]) -> int:
 
 
 def commit_together(*areas: Area) -> list[str]:
-    """Commits several areas at one instant: their ids, when all are durable. A crash in between may leave some of them at their commit before."""
+    """Commits several areas at one instant: their ids, when all are durable and every backup has them. A crash in between may leave some of them at their commit before."""
     for area in areas:
         area._outside()
     return _native.commit_together(*areas)
