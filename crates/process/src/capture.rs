@@ -131,6 +131,11 @@ impl Capture {
     }
 }
 
+/// How many pages an area has in a checkpoint, as that claims.
+pub(crate) fn pages_of(state: &PartState) -> Result<u64> {
+    state.tables.get(TABLE).map(|root| root.pages).ok_or_else(|| Error::foreign(&state.name, "it has no page table"))
+}
+
 /// The content of one page of an area in a checkpoint.
 pub(crate) fn read_page(store: &Store, state: &PartState, page: PageNumber, into: &mut [u8; PAGE_SIZE]) -> Result<()> {
     into.fill(0);

@@ -9,7 +9,7 @@
 //!                                 └── sent, where there are backups ──> their checkpoints
 //! ```
 
-use crate::{Area, Capture, Error, Options, Pending, Result, follower::Follower, line::Line};
+use crate::{Area, Capture, Error, Options, Pending, Result, capture::pages_of, follower::Follower, line::Line};
 use fermata_linux::{clock::Stopwatch, lock::FileLock};
 use fermata_store::Store;
 use fermata_types::{CheckpointId, PAGE_SIZE};
@@ -50,16 +50,13 @@ impl CriticalArea {
         let area = match state {
             None => Area::new(name, bytes, options)?,
             Some(state) => {
-                let area = Area::restore(store, &state, options)?;
-                let found = area.as_slice().len();
-                if found != bytes.next_multiple_of(PAGE_SIZE) {
-                    return Err(Error::refused(
-                        name,
-                        format!("it has {found} bytes, not {bytes}"),
-                        "open it with its size, or choose another name",
-                    ));
+                // Before anything is made of that size: a checkpoint may claim to be of any.
+                let found = pages_of(&state)?;
+                if found != bytes.div_ceil(PAGE_SIZE) as u64 {
+                    let what = format!("it has {} bytes, not {bytes}", u128::from(found) * PAGE_SIZE as u128);
+                    return Err(Error::refused(name, what, "open it with its size, or choose another name"));
                 }
-                area
+                Area::restore(store, &state, options)?
             }
         };
         Ok(Self { area, line, backups: Vec::new(), _lock: lock })

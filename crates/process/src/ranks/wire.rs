@@ -14,6 +14,8 @@ use std::{
 const BYTES_MAX: u64 = 1 << 30;
 /// Memory for what is promised, before it comes.
 const AT_ONCE: u64 = 1 << 20;
+/// Messages that a checkpoint may count on a channel. What counts on from there does not come to the end of its numbers.
+const MESSAGES_MAX: u64 = 1 << 62;
 /// Ranks of a program at most.
 pub(super) const RANKS_MAX: usize = 1024;
 /// By which those that belong together know each other.
@@ -210,7 +212,11 @@ impl<'a> Decoder<'a> {
     }
 
     pub fn cut(&mut self) -> io::Result<Cut> {
-        Ok(Cut { sent: self.numbers()?, received: self.numbers()? })
+        let cut = Cut { sent: self.numbers()?, received: self.numbers()? };
+        if cut.sent.iter().chain(&cut.received).any(|count| *count > MESSAGES_MAX) {
+            return Err(wrong("nobody sends so many messages"));
+        }
+        Ok(cut)
     }
 
     /// Nothing may be left.
@@ -530,6 +536,15 @@ mod tests {
             Frame::Ask,
             Frame::Aim { ccn: 5, call: 6 },
         ]
+    }
+
+    #[test]
+    fn counts_that_cannot_go_on_are_refused() {
+        for (sent, received) in [(u64::MAX, 0), (0, u64::MAX), (MESSAGES_MAX + 1, 0)] {
+            let mut encoder = Encoder::default();
+            encoder.cut(&Cut { sent: vec![sent], received: vec![received] });
+            assert!(Decoder(&encoder.0).cut().is_err());
+        }
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use crate::common::*;
 use fermata_process::{Area, CriticalArea, Error, Options, Pending, Tracking};
+use fermata_store::{Cost, Record};
+use fermata_types::{PartKind, PartState, Root};
 use std::fs;
 
 #[test]
@@ -228,6 +230,38 @@ fn areas_commit_together() {
     assert_eq!(open(&store, "b", 4 * PAGE, Tracking::Auto).unwrap().as_slice()[1], 2);
 }
 
+fn record_of(experiment: &str, state: PartState) -> Record {
+    Record {
+        parent: None,
+        experiment: experiment.into(),
+        branch: "main".into(),
+        message: None,
+        created_ns: 0,
+        time_virtual_ns: 0,
+        began_ns: None,
+        spec: serde_json::Value::Null,
+        events: 0,
+        waiting: Vec::new(),
+        parts: vec![state],
+        images: Vec::new(),
+        cost: Cost::default(),
+    }
+}
+
+/// What trackers make of memory grows with the area: it must not be made first, and refused then.
+#[test]
+fn an_area_that_claims_to_be_huge_is_refused_before_anything_is_made_of_it() {
+    let (_directory, store) = store();
+    let tables = [("memory".to_owned(), Root::empty(1 << 32))].into();
+    let details = serde_json::json!({ "address": 1_u64 << 44 });
+    let state = PartState { name: "orders".into(), kind: PartKind::Process, tables, blobs: Default::default(), details };
+    store.writer().unwrap().commit(&record_of("orders", state)).unwrap();
+    for (_, tracking) in Tracking::NAMES {
+        let refused = CriticalArea::open(&store, "orders", PAGE, Options::default().tracking(tracking).only_stores()).unwrap_err();
+        assert!(matches!(&refused, Error::Refused { what, .. } if what.contains("17592186044416 bytes")), "{tracking}: {refused}");
+    }
+}
+
 #[test]
 fn a_capture_can_go_into_a_record_of_others_and_come_back() {
     let (_directory, store) = store();
@@ -243,22 +277,7 @@ fn a_capture_can_go_into_a_record_of_others_and_come_back() {
     assert_eq!((counts.new, counts.unchanged), (2, 2));
     area.as_mut_slice()[0] = 7;
     let (state, _) = area.capture().unwrap().put(Some(&state), &mut writer).unwrap();
-    let record = fermata_store::Record {
-        parent: None,
-        experiment: "program".into(),
-        branch: "main".into(),
-        message: None,
-        created_ns: 0,
-        time_virtual_ns: 0,
-        began_ns: None,
-        spec: serde_json::Value::Null,
-        events: 0,
-        waiting: Vec::new(),
-        parts: vec![state.clone()],
-        images: Vec::new(),
-        cost: fermata_store::Cost::default(),
-    };
-    writer.commit(&record).unwrap();
+    writer.commit(&record_of("program", state.clone())).unwrap();
     // Its address is taken as long as the first one lives.
     assert!(Area::restore(&store, &state, Tracking::Auto).is_err());
     let moved = Area::restore(&store, &state, Options::default().anywhere()).unwrap();

@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 
 const MEMORY: &str = "memory";
 const STATE: &str = "state";
+/// More than any run takes. What counts on from there does not come to the end of its numbers.
+const CCN_MAX: Ccn = 1 << 48;
 
 /// What a checkpoint has of a rank.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +40,12 @@ impl Part {
         let Details { ccn, used } = Details::deserialize(&part.details).map_err(|_| missing())?;
         let blob = |name: &str| part.blobs.get(name).copied().ok_or_else(missing);
         let memory = part.tables.get(MEMORY).copied().ok_or_else(missing)?;
+        if used.div_ceil(PAGE_SIZE as u64) != memory.pages {
+            return Err(damaged(&format!("{} has {used} bytes in {} pages", part.name, memory.pages)));
+        }
+        if ccn > CCN_MAX {
+            return Err(damaged(&format!("{} has number {ccn}", part.name)));
+        }
         Ok((ccn, Self { memory, used, state: blob(STATE)?, messages: blob(messages)? }))
     }
 
@@ -90,5 +98,22 @@ impl Collected {
         }
         let memory = writer.update_table(&base, &self.pages.into_iter().collect::<Vec<_>>())?;
         Ok(Part { memory, used, state: writer.put_blob(&state)?, messages: writer.put_blob(messages)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_rank_can_have_is_refused() {
+        let name = BlobName([1; 32]);
+        let part = Part { memory: Root::empty(3), used: 2 * PAGE_SIZE as u64 + 1, state: name, messages: name };
+        let written = |part: Part, ccn| part.write(0, ccn, "late").unwrap();
+        assert_eq!(Part::read(&written(part, 7), "late").unwrap().0, 7);
+        for used in [0, PAGE_SIZE as u64, 1 << 44, u64::MAX] {
+            assert!(Part::read(&written(Part { used, ..part }, 7), "late").is_err(), "{used} bytes in 3 pages");
+        }
+        assert!(Part::read(&written(part, Ccn::MAX), "late").is_err());
     }
 }
