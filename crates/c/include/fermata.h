@@ -73,7 +73,7 @@ int fermata_stop_backing_up(fermata_area *area, const char *socket);
 /* As fermata_commit, but returns as soon as every backup has it in its memory; it becomes durable behind the program. */
 int fermata_commit_replicated(fermata_area *area);
 
-/* Undoes all writes since the last commit. */
+/* Undoes all writes since the last commit, but for those to pages that are left out. */
 int fermata_roll_back(fermata_area *area);
 
 /* Leaves whole pages of the area out of checkpoints from now on, and takes them up again. */

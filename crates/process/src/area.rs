@@ -268,6 +268,8 @@ impl Area {
     pub(crate) fn written(&mut self) -> Result<PageSet> {
         let words = self.tracker.take_words().map_err(Error::tracker(&self.name))?;
         self.owed |= words.pages();
+        // No checkpoint has those: there is nothing that they could be put back to.
+        self.owed -= &self.excluded;
         Ok(self.owed.clone())
     }
 

@@ -274,7 +274,7 @@ impl Cycle<'_> {
         self.area.area.discard(bytes)
     }
 
-    /// Undoes all writes since the last commit: the area is again as it was then. Waits until that is durable. After an error some pages may have been undone.
+    /// Undoes all writes since the last commit: the area is again as it was then, but for what is excluded, which stays. Waits until that is durable. After an error some pages may have been undone.
     pub fn roll_back(self) -> Result<()> {
         self.area.settle()?;
         let CriticalArea { area, line, .. } = self.area;

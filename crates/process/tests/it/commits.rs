@@ -174,6 +174,21 @@ fn what_is_excluded_is_in_no_checkpoint() {
 }
 
 #[test]
+fn undoing_leaves_what_is_excluded() {
+    each_tracking(|tracking| {
+        let (_directory, store) = store();
+        let Some(mut area) = open(&store, "orders", 4 * PAGE, tracking) else { return };
+        area.as_mut_slice().fill(1);
+        area.begin().unwrap().commit().unwrap();
+        area.exclude(PAGE..2 * PAGE).unwrap();
+        let mut cycle = area.begin().unwrap();
+        cycle.fill(2);
+        cycle.roll_back().unwrap();
+        assert_eq!((0..4).map(|page| area.as_slice()[page * PAGE]).collect::<Vec<_>>(), [1, 2, 1, 1], "{tracking}");
+    });
+}
+
+#[test]
 fn discarded_pages_are_zero_afterwards() {
     each_tracking(|tracking| {
         let (_directory, store) = store();
