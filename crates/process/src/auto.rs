@@ -66,6 +66,8 @@ impl AutoTracker {
             }
             (Way::Trapping(_), Way::Trapping(trapping)) => self.trap.turn(trapping),
             (Way::Trapping(_), Way::Assisted) => {
+                // From here on stores are done where the program does them. What the handler does through the second mapping the scan does not see.
+                self.trap.turn(Trapping::Open);
                 // The scan first: no page may be open and unwatched.
                 if self.scan.take().is_err() {
                     return;
@@ -219,6 +221,19 @@ mod tests {
             chooser.next(took, pages);
         }
         spent / (f64::from(cycles) * cost.iter().copied().fold(f64::INFINITY, f64::min))
+    }
+
+    /// As if opening them had failed.
+    #[test]
+    fn pages_that_stay_closed_are_seen_by_the_scan() {
+        let mut memory = AreaMemory::new("a test of auto", 16 * 4096).unwrap();
+        // Not on a kernel without asynchronous write-protection.
+        let Ok(mut auto) = AutoTracker::new(&memory) else { return };
+        auto.turn(Way::Trapping(Trapping::Emulate));
+        auto.turn(Way::Assisted);
+        auto.trap.arm().unwrap();
+        memory.as_mut_slice()[5 * 4096] = 1;
+        assert_eq!(auto.take().unwrap().into_iter().collect::<Vec<_>>(), [5]);
     }
 
     #[test]
