@@ -9,7 +9,7 @@
 
 use crate::{
     Capture, Error, Result, Tracking,
-    capture::{Details, TABLE},
+    capture::{Details, Spare, TABLE},
     tracking,
 };
 use fermata_linux::AreaMemory;
@@ -67,6 +67,8 @@ pub struct Area {
     owed: PageSet,
     /// No longer part of the area, and still named by the last capture.
     dropped: PageSet,
+    /// What the last capture was copied to, once it is written.
+    spare: Spare,
 }
 
 impl std::fmt::Debug for Area {
@@ -130,7 +132,15 @@ impl Area {
 
     fn under(name: &str, memory: AreaMemory, excluded: PageSet, options: &Options) -> Result<Self> {
         let tracker = tracking::start(options.tracking, &memory, options.only_stores).map_err(Error::tracker(name))?;
-        Ok(Self { name: name.to_owned(), tracker, memory, excluded, owed: PageSet::new(), dropped: PageSet::new() })
+        Ok(Self {
+            name: name.to_owned(),
+            tracker,
+            memory,
+            excluded,
+            owed: PageSet::new(),
+            dropped: PageSet::new(),
+            spare: Spare::default(),
+        })
     }
 
     /// Its name.
@@ -221,14 +231,14 @@ impl Area {
         words.leave_out(&self.excluded);
         let details = Details::new(self.memory.range().start, &self.excluded);
         let dropped = std::mem::take(&mut self.dropped);
-        Ok(Capture::copy(&self.name, self.as_slice(), words, dropped, details))
+        Ok(Capture::copy(&self.name, self.as_slice(), words, dropped, details, &self.spare))
     }
 
     /// All that it holds, as it is now, for somebody who has nothing of it. What is in the next capture does not change.
     pub(crate) fn copy(&self) -> Result<Capture> {
         let pages = self.populated()? - &self.excluded;
         let details = Details::new(self.memory.range().start, &self.excluded);
-        Ok(Capture::copy(&self.name, self.as_slice(), pages.into(), PageSet::new(), details))
+        Ok(Capture::copy(&self.name, self.as_slice(), pages.into(), PageSet::new(), details, &self.spare))
     }
 
     fn populated(&self) -> Result<PageSet> {

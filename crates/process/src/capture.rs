@@ -5,7 +5,11 @@ use fermata_store::{Store, Writer};
 use fermata_tracker::Words;
 use fermata_types::{PAGE_SIZE, PageCounts, PageNumber, PageSet, PartKind, PartState, Root};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    ops::Deref,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 /// The page table of an area in its part.
 pub(crate) const TABLE: &str = "memory";
@@ -45,6 +49,58 @@ impl Details {
     }
 }
 
+/// A buffer that may be had again: memory that is new costs a fault for each page, and all of them in the program's pause.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Spare(Arc<Mutex<Vec<u8>>>);
+
+/// It goes back there when nobody needs it.
+#[derive(Debug)]
+struct Buffer {
+    bytes: Vec<u8>,
+    spare: Spare,
+}
+
+/// Buffers so many times as large as what goes into them are let go.
+const TOO_LARGE: usize = 4;
+
+impl Spare {
+    fn take(&self, bytes: usize) -> Buffer {
+        let mut found = std::mem::take(&mut *self.lock());
+        if found.capacity() < bytes || found.capacity() / TOO_LARGE > bytes {
+            found = Vec::with_capacity(bytes);
+        }
+        found.clear();
+        Buffer { bytes: found, spare: self.clone() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Clone for Buffer {
+    fn clone(&self) -> Self {
+        Self { bytes: self.bytes.clone(), spare: self.spare.clone() }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let mut spare = self.spare.lock();
+        if spare.capacity() < self.bytes.capacity() {
+            std::mem::swap(&mut *spare, &mut self.bytes);
+        }
+    }
+}
+
 /// What was written to an area between two captures, copied out of it: the program may go on.
 #[derive(Debug, Clone)]
 pub struct Capture {
@@ -52,16 +108,16 @@ pub struct Capture {
     bytes: u64,
     /// Which pages, or words of pages; `content` has the whole pages in the same order.
     words: Words,
-    content: Vec<u8>,
+    content: Buffer,
     dropped: PageSet,
     details: Details,
 }
 
 impl Capture {
-    pub(crate) fn copy(area: &str, memory: &[u8], words: Words, dropped: PageSet, details: Details) -> Self {
+    pub(crate) fn copy(area: &str, memory: &[u8], words: Words, dropped: PageSet, details: Details, spare: &Spare) -> Self {
         let pages = words.pages();
-        let mut content = Vec::with_capacity(pages.len() as usize * PAGE_SIZE);
-        pages.iter().for_each(|page| content.extend_from_slice(&memory[page as usize * PAGE_SIZE..][..PAGE_SIZE]));
+        let mut content = spare.take(pages.len() as usize * PAGE_SIZE);
+        pages.iter().for_each(|page| content.bytes.extend_from_slice(&memory[page as usize * PAGE_SIZE..][..PAGE_SIZE]));
         Self { area: area.to_owned(), bytes: memory.len() as u64, words, content, dropped, details }
     }
 
@@ -144,4 +200,29 @@ pub(crate) fn read_page(store: &Store, state: &PartState, page: PageNumber, into
         store.read_page(&name, into)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_comes_back_and_one_that_is_far_too_large_does_not_stay() {
+        let spare = Spare::default();
+        let place = |buffer: &Buffer| buffer.bytes.as_ptr();
+        let (first, second) = (spare.take(1 << 16), spare.take(1 << 16));
+        assert!(place(&first) != place(&second), "one for each capture that is under way");
+        let was = place(&first);
+        drop(first);
+        assert_eq!(spare.lock().as_ptr(), was);
+        // Both are there, and one is enough.
+        drop(second);
+        let again = spare.take(1 << 15);
+        assert_eq!((place(&again), again.len()), (was, 0));
+        drop(again);
+        drop(spare.take(1 << 10));
+        assert_eq!(spare.lock().capacity(), 1 << 10);
+        drop(spare.take(1 << 16));
+        assert_eq!(spare.lock().capacity(), 1 << 16);
+    }
 }

@@ -9,7 +9,10 @@
 //! A commit that arrives in part is not applied: the copy is always as at one commit. The bytes are in `docs/formats/replica.md`. Neither side trusts the other with
 //! more than the content of the area; whom to connect to, and encryption, is the stream's matter.
 
-use crate::{Area, Capture, Error, Options, Result, capture::Details};
+use crate::{
+    Area, Capture, Error, Options, Result,
+    capture::{Details, Spare},
+};
 use fermata_types::{PAGE_SIZE, PageNumber, PageSet};
 use std::io::{self, Read, Write};
 
@@ -37,6 +40,7 @@ pub struct Backup<S> {
     content: Vec<u8>,
     excluded: PageSet,
     commits: u64,
+    spare: Spare,
 }
 
 impl<S: Read + Write> Replica<S> {
@@ -162,7 +166,15 @@ impl<S: Read + Write> Backup<S> {
         let mut name = vec![0; name_bytes as usize];
         stream.read_exact(&mut name).map_err(failed)?;
         let name = String::from_utf8(name).map_err(|_| failed(nonsense("its name is no text".into())))?;
-        Ok(Some(Self { stream, name, address, content: vec![0; bytes as usize], excluded: PageSet::new(), commits: 0 }))
+        Ok(Some(Self {
+            stream,
+            name,
+            address,
+            content: vec![0; bytes as usize],
+            excluded: PageSet::new(),
+            commits: 0,
+            spare: Spare::default(),
+        }))
     }
 
     /// The name of the area.
@@ -252,7 +264,7 @@ impl<S: Read + Write> Backup<S> {
         self.excluded = excluded;
         self.commits = commit;
         let details = Details::new(self.address, &self.excluded);
-        Ok(Some(Capture::copy(&self.name, &self.content, (touched - &self.excluded).into(), dropped, details)))
+        Ok(Some(Capture::copy(&self.name, &self.content, (touched - &self.excluded).into(), dropped, details, &self.spare)))
     }
 
     /// Pages that are no part of the area, in so many runs.
