@@ -81,7 +81,7 @@ struct Watched {
     budget: AtomicU64,
     // Mapped as long as somebody may fault there.
     place: Arc<Place>,
-    _second: Place,
+    second: Place,
 }
 
 /// Numbers that begin as 0 and take memory when they are touched.
@@ -179,7 +179,7 @@ impl Trap {
             stores: AtomicU64::new(0),
             budget: AtomicU64::new(u64::MAX),
             place,
-            _second: second,
+            second,
         }));
         for (slot, place) in TRAPS.iter().enumerate() {
             if place.compare_exchange(null_mut(), watched, SeqCst, SeqCst).is_ok() {
@@ -259,6 +259,11 @@ impl Trap {
         }
         found.into_iter().for_each(|(page, noted)| each(page as u32, noted));
         Ok(())
+    }
+
+    /// Maps what the memory holds in the second mapping, too, or the first emulated store to each page is a fault more. These stretches must not have holes.
+    pub fn populate(&self, stretches: &[(u64, u64)]) -> io::Result<()> {
+        self.watched().second.populate(stretches)
     }
 
     /// After so many stores pages are opened instead, for one that goes on and on; until this is called again.

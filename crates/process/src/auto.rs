@@ -7,28 +7,32 @@
 //! | emulate | a signal for each store |
 //!
 //! ```text
-//!   the best one so far ... │ some cycles under each other │ the best one ...
-//!   (32 cycles, then twice as many each time that it stays the best)
+//!   the best one so far ... │ a trial of another │ the best one, until the trial is 1/40 of the time (1/80, 1/160, ... as long as it loses) │ ...
 //! ```
 //!
-//! What counts is the time from one take to the end of the next. A program whose own work takes so long that the ways cannot be told apart loses nothing by any of them. A way that cannot win is not
-//! tried: no signal costs less than a microsecond. Emulation is tried up to a limit of stores, after which pages are opened.
+//! What counts is the time from one take to the end of the next. A program whose own work takes so long that the ways cannot be told apart loses nothing by any of them. What a trial
+//! took beyond what the best would have taken, the turns included, says when the next one may be: a way that loses by far is tried seldom, and broken off at once. Emulation is tried up to a limit of
+//! stores, after which pages are opened.
 
 use crate::tracking::assisted;
-use fermata_linux::{AreaMemory, Trapping, clock};
+use fermata_linux::{AreaMemory, MemoryFile, Trapping, clock};
 use fermata_tracker::{Result, ScanTracker, Tracker, TrapTracker, Words};
 use fermata_types::{PageNumber, PageSet};
-use std::{ops::Range, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
-/// Cycles under the best way before the others are tried again.
-const PERIOD: u32 = 32;
-const PERIOD_MAX: u32 = 8192;
-/// Cycles that a way is judged by; their median, so that one that was interrupted does not count.
+/// Trials of one way take a part of the time: one in so many at first, and in `SHARE_MOST` when it has lost again and again.
+const SHARE: f64 = 40.0;
+const SHARE_MOST: f64 = 1280.0;
+/// What a way is judged by, cycles and ns, as if all took as long as the shortest: the median of those behind the first third, when what it uses is warm.
 const BLOCK: usize = 5;
+const BLOCK_NS: f64 = 300e3;
+/// A trial is broken off after two cycles and so long, ns, if all of them took so many times as long as under the best.
+const COLD_NS: f64 = 100e3;
+const HOPELESS: f64 = 1.5;
 /// A way must be faster by so much to be worth a change.
 const MARGIN: f64 = 0.97;
-/// No signal costs less, ns.
-const SIGNAL_MIN: f64 = 1000.0;
+/// What a signal may cost, ns, as long as none was measured.
+const SIGNAL: f64 = 2000.0;
 
 const WAYS: [Way; 3] = [Way::Assisted, Way::Trapping(Trapping::Open), Way::Trapping(Trapping::Emulate)];
 
@@ -43,20 +47,30 @@ enum Way {
 pub(crate) struct AutoTracker {
     scan: ScanTracker,
     trap: TrapTracker,
+    file: Arc<MemoryFile>,
     way: Way,
     choice: Chooser,
-    /// When the last take ended.
+    /// When the last take ended, or the turn behind it.
     ended: Option<Duration>,
+    /// How long that turn took, ns.
+    turned: f64,
+    /// Whether emulation was tried.
+    emulated: bool,
 }
 
 impl AutoTracker {
     pub fn new(memory: &AreaMemory) -> Result<Self> {
         let (scan, trap) = (assisted(memory)?, TrapTracker::resting(memory, Trapping::Open)?);
-        Ok(Self { scan, trap, way: Way::Assisted, choice: Chooser::new(), ended: None })
+        let (file, choice) = (memory.file().clone(), Chooser::new());
+        Ok(Self { scan, trap, file, way: Way::Assisted, choice, ended: None, turned: 0.0, emulated: false })
     }
 
     /// Sets the memory up for another way. Whatever fails, the way that watches goes on seeing everything.
     fn turn(&mut self, to: Way) {
+        if to == Way::Trapping(Trapping::Emulate) && !std::mem::replace(&mut self.emulated, true) {
+            // Each page would be a fault at its first store, which would be taken for the price of emulation. Where that cannot be spared it is only dearer.
+            let _ = self.trap.populate(&self.file);
+        }
         match (self.way, to) {
             (Way::Assisted, Way::Trapping(trapping)) => {
                 self.trap.turn(trapping);
@@ -101,10 +115,12 @@ impl Tracker for AutoTracker {
         let now = clock::monotonic();
         let pages = (words.whole.len() + words.parts.len() as u64) as f64;
         if let Some(before) = self.ended.replace(now) {
-            let way = self.choice.next((now - before).as_nanos() as f64, pages);
+            let way = self.choice.next((now - before).as_nanos() as f64, std::mem::take(&mut self.turned), pages);
             if way != self.way {
                 self.turn(way);
-                self.ended = None;
+                let after = clock::monotonic();
+                self.turned = (after - now).as_nanos() as f64;
+                self.ended = Some(after);
             }
         }
         self.trap.take_stores();
@@ -120,107 +136,189 @@ impl Tracker for AutoTracker {
     }
 }
 
-/// Which way comes next, from how long cycles took and nothing else.
+/// Which way comes next, from how long cycles and turns took and nothing else.
 #[derive(Debug)]
 struct Chooser {
     best: usize,
     at: usize,
-    /// Medians of a block under each way, ns.
-    medians: [f64; 3],
-    block: Vec<f64>,
-    /// Ways that are yet to be tried.
-    left: Vec<usize>,
-    /// Cycles until they are tried again.
-    wait: u32,
-    period: u32,
-    /// Pages of a cycle when the best one was chosen.
+    /// Of the last block under the best one, ns.
+    median: f64,
+    block: Block,
+    rivals: [Rival; 3],
+    /// The one that was tried last.
+    tried: usize,
+    /// Pages of a cycle when the prices were as they are.
     pages: f64,
+}
+
+/// What is known of a way that is not the best.
+#[derive(Debug, Clone, Copy)]
+struct Rival {
+    /// It is tried when so much time has passed under the best, ns.
+    due: f64,
+    /// What its last trial took beyond what the best would have taken, or what it may take; none as long as nothing is known.
+    lost: Option<f64>,
+    /// A trial may take one in so many of the time.
+    share: f64,
+}
+
+/// Cycles that follow each other.
+#[derive(Debug, Default)]
+struct Block {
+    cycles: Vec<f64>,
+    least: f64,
+    pages: f64,
+}
+
+impl Block {
+    fn push(&mut self, ns: f64, pages: f64) {
+        self.least = if self.cycles.is_empty() { ns } else { self.least.min(ns) };
+        self.cycles.push(ns);
+        self.pages += pages;
+    }
+
+    fn has(&self, cycles: usize, ns: f64) -> bool {
+        let count = self.cycles.len();
+        count >= cycles && self.least * count as f64 >= ns
+    }
+
+    fn is_full(&self) -> bool {
+        self.has(BLOCK, BLOCK_NS)
+    }
+
+    /// Of those behind the first third. One that was interrupted does not count.
+    fn median(&mut self) -> f64 {
+        let cold = self.cycles.len() / 3;
+        let warm = &mut self.cycles[cold..];
+        let middle = warm.len() / 2;
+        *warm.select_nth_unstable_by(middle, f64::total_cmp).1
+    }
+
+    fn clear(&mut self) {
+        self.cycles.clear();
+        self.pages = 0.0;
+    }
 }
 
 impl Chooser {
     fn new() -> Self {
-        let block = Vec::with_capacity(BLOCK + 1);
-        Self { best: 0, at: 0, medians: [f64::INFINITY; 3], block, left: Vec::new(), wait: PERIOD, period: PERIOD, pages: 0.0 }
+        let rival = Rival { due: 0.0, lost: None, share: SHARE };
+        Self { best: 0, at: 0, median: 0.0, block: Block::default(), rivals: [rival; 3], tried: 0, pages: 0.0 }
     }
 
-    /// A cycle of so many pages took so long.
-    fn next(&mut self, ns: f64, pages: f64) -> Way {
-        self.block.push(ns);
-        if self.at == self.best && self.left.is_empty() {
-            self.rest(pages);
-        } else if self.block.len() >= BLOCK {
-            self.medians[self.at] = median(&self.block);
-            self.block.clear();
-            match self.left.pop() {
-                Some(next) => self.at = next,
-                None => self.judge(pages),
-            }
+    /// A cycle of so many pages took so long, behind a turn that took so long.
+    fn next(&mut self, ns: f64, turn: f64, pages: f64) -> Way {
+        self.block.push(ns, pages);
+        if self.at == self.best {
+            self.rest(ns, turn);
+        } else {
+            self.try_on(ns, turn);
         }
         WAYS[self.at]
     }
 
     /// Under the best one.
-    fn rest(&mut self, pages: f64) {
-        if self.block.len() > BLOCK {
-            self.block.remove(0);
-        }
-        // Another load: what was best may not be.
-        if pages > self.pages * 2.0 + 1.0 || pages * 2.0 + 1.0 < self.pages {
-            (self.pages, self.period) = (pages, PERIOD);
-            self.wait = self.wait.min(PERIOD);
-        }
-        self.wait = self.wait.saturating_sub(1);
-        if self.wait > 0 {
+    fn rest(&mut self, ns: f64, turn: f64) {
+        // The way back belongs to the trial.
+        self.rivals[self.tried].due += turn * self.rivals[self.tried].share;
+        self.rivals.iter_mut().for_each(|rival| rival.due -= ns);
+        if !self.block.is_full() {
             return;
         }
-        let now = median(&self.block);
-        self.medians = [f64::INFINITY; 3];
-        self.medians[self.best] = now;
-        self.left = (0..WAYS.len()).filter(|way| *way != self.best && (WAYS[*way] == Way::Assisted || pages * SIGNAL_MIN < now)).collect();
+        self.median = self.block.median();
+        let pages = self.block.pages / self.block.cycles.len() as f64;
         self.block.clear();
-        match self.left.pop() {
-            Some(next) => self.at = next,
-            None => self.stay(),
+        self.meet(pages);
+        let due = (0..WAYS.len()).filter(|way| *way != self.best && self.rivals[*way].due <= 0.0);
+        // The one that costs least: it may be what makes the other's trial needless.
+        let next = due.min_by(|a, b| self.rivals[*a].lost.unwrap_or(0.0).total_cmp(&self.rivals[*b].lost.unwrap_or(0.0)));
+        if let Some(next) = next {
+            (self.at, self.tried) = (next, next);
+            self.rivals[next].lost = Some(0.0);
         }
     }
 
-    fn judge(&mut self, pages: f64) {
-        let winner = (0..WAYS.len()).min_by(|a, b| self.medians[*a].total_cmp(&self.medians[*b])).unwrap_or(self.best);
-        if self.medians[winner] < self.medians[self.best] * MARGIN {
-            (self.best, self.period) = (winner, PERIOD);
-            self.wait = self.period;
+    /// The load, in pages of a cycle. With another one what was best may not be, and trials cost something else: signals by the page, a scan as before.
+    fn meet(&mut self, pages: f64) {
+        let is_new = pages > self.pages * 2.0 + 1.0 || pages * 2.0 + 1.0 < self.pages;
+        let more = (pages + 1.0) / (self.pages + 1.0);
+        if is_new {
+            self.pages = pages;
+        }
+        let expected = 2.0 * (pages * SIGNAL - self.median).max(0.0);
+        for (way, rival) in WAYS.iter().zip(&mut self.rivals) {
+            let by_page = *way != Way::Assisted;
+            match rival.lost {
+                None => {
+                    let lost = if by_page { expected } else { 0.0 };
+                    (rival.lost, rival.due) = (Some(lost), lost * rival.share);
+                }
+                Some(lost) if is_new => {
+                    let lost = if by_page { lost * more } else { lost };
+                    let due = lost * SHARE;
+                    let due = if by_page { due } else { due.min(rival.due) };
+                    *rival = Rival { due, lost: Some(lost), share: SHARE };
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// Under another.
+    fn try_on(&mut self, ns: f64, turn: f64) {
+        let rival = &mut self.rivals[self.at];
+        let lost = rival.lost.unwrap_or(0.0) + turn + ns - self.median;
+        rival.lost = Some(lost);
+        let is_hopeless = self.block.has(2, COLD_NS) && self.block.least > self.median * HOPELESS;
+        if !is_hopeless && !self.block.is_full() {
+            return;
+        }
+        let median = self.block.median();
+        if !is_hopeless && median < self.median * MARGIN {
+            // The one that was the best has lost as much in as many cycles.
+            let lost = (self.median - median) * self.block.cycles.len() as f64;
+            self.rivals = self.rivals.map(|rival| Rival { share: SHARE, due: rival.due.min(rival.lost.unwrap_or(0.0) * SHARE), ..rival });
+            self.rivals[self.best] = Rival { due: lost * SHARE, lost: Some(lost), share: SHARE };
+            (self.best, self.median) = (self.at, median);
         } else {
-            self.stay();
+            let lost = lost.max(0.0);
+            *rival = Rival { due: lost * rival.share, lost: Some(lost), share: (rival.share * 2.0).min(SHARE_MOST) };
+            self.at = self.best;
         }
-        (self.at, self.pages) = (self.best, pages);
+        self.block.clear();
     }
-
-    fn stay(&mut self) {
-        self.period = (self.period * 2).min(PERIOD_MAX);
-        self.wait = self.period;
-    }
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::INFINITY)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Plays a program whose cycles take so long under each way, and says how much longer it took than under the best one alone.
-    fn play(chooser: &mut Chooser, cycles: u32, pages: f64, cost: [f64; 3]) -> f64 {
-        let mut spent = 0.0;
+    /// A program whose cycles take so long under each way.
+    struct Played {
+        cost: [f64; 3],
+        pages: f64,
+        /// For so long after a turn, ns, cycles take four times as long.
+        cold: f64,
+        /// Some cycles are interrupted, and take so many times as long.
+        interrupted: f64,
+    }
+
+    /// Plays it, and says how much longer it took than under the best way alone.
+    fn play(chooser: &mut Chooser, cycles: u32, played: &Played) -> f64 {
+        const TURN: f64 = 20e3;
+        let (mut spent, mut since, mut turn) = (0.0, f64::MAX, 0.0);
         for nth in 0..cycles {
-            // Some are interrupted.
-            let took = cost[chooser.at] * if nth % 11 == 3 { 20.0 } else { 1.0 };
-            spent += cost[chooser.at];
-            chooser.next(took, pages);
+            let at = chooser.at;
+            let cost = played.cost[at] * if since < played.cold { 4.0 } else { 1.0 };
+            since += cost;
+            spent += cost + turn;
+            chooser.next(cost * if nth % 11 == 3 { played.interrupted } else { 1.0 }, turn, played.pages);
+            turn = 0.0;
+            if chooser.at != at {
+                (since, turn) = (0.0, TURN);
+            }
         }
-        spent / (f64::from(cycles) * cost.iter().copied().fold(f64::INFINITY, f64::min))
+        spent / (f64::from(cycles) * played.cost.iter().copied().fold(f64::INFINITY, f64::min))
     }
 
     /// As if opening them had failed.
@@ -238,28 +336,46 @@ mod tests {
 
     #[test]
     fn the_cheapest_way_is_found_and_the_search_costs_little() {
-        for cost in [[10e3, 30e3, 60e3], [200e3, 5e3, 9e3], [200e3, 9e3, 5e3], [10e3, 10e3, 10e3]] {
-            let mut chooser = Chooser::new();
-            play(&mut chooser, 500, 2.0, cost);
-            let over = play(&mut chooser, 20_000, 2.0, cost);
-            assert!(over < 1.15, "{over} for {cost:?}");
+        for cost in [[10e3, 30e3, 60e3], [200e3, 5e3, 9e3], [200e3, 9e3, 5e3], [10e3, 10e3, 10e3], [250e3, 800e3, 3e6]] {
+            let (mut chooser, played) = (Chooser::new(), Played { cost, pages: 2.0, cold: 50e3, interrupted: 20.0 });
+            play(&mut chooser, 500, &played);
+            let over = play(&mut chooser, 20_000, &played);
+            assert!(over < 1.06, "{over} for {cost:?}");
         }
+    }
+
+    #[test]
+    fn trials_are_cheap_from_the_first_cycle_on() {
+        let mut chooser = Chooser::new();
+        let over = play(&mut chooser, 500, &Played { cost: [0.5e6, 3e6, 8e6], pages: 256.0, cold: 0.0, interrupted: 1.0 });
+        assert!(over <= 1.15, "{over}");
+        assert_eq!(WAYS[chooser.best], Way::Assisted);
+    }
+
+    #[test]
+    fn a_way_that_is_slow_at_first_is_judged_by_what_it_is_when_warm() {
+        let mut chooser = Chooser::new();
+        play(&mut chooser, 500, &Played { cost: [12e3, 8e3, 6e3], pages: 1.0, cold: 80e3, interrupted: 20.0 });
+        assert_eq!(WAYS[chooser.best], Way::Trapping(Trapping::Emulate));
     }
 
     #[test]
     fn another_load_is_judged_anew() {
         let mut chooser = Chooser::new();
-        play(&mut chooser, 50_000, 2.0, [200e3, 5e3, 9e3]);
+        play(&mut chooser, 50_000, &Played { cost: [200e3, 5e3, 9e3], pages: 2.0, cold: 0.0, interrupted: 20.0 });
         assert_eq!(WAYS[chooser.best], Way::Trapping(Trapping::Open));
-        play(&mut chooser, 200, 5000.0, [900e3, 20e6, 40e6]);
+        play(&mut chooser, 200, &Played { cost: [900e3, 20e6, 40e6], pages: 5000.0, cold: 0.0, interrupted: 20.0 });
         assert_eq!(WAYS[chooser.best], Way::Assisted);
+        play(&mut chooser, 20_000, &Played { cost: [200e3, 5e3, 9e3], pages: 2.0, cold: 0.0, interrupted: 20.0 });
+        assert_eq!(WAYS[chooser.best], Way::Trapping(Trapping::Open));
     }
 
     #[test]
-    fn what_cannot_win_is_never_tried() {
+    fn what_is_expected_to_cost_much_is_tried_late() {
         let mut chooser = Chooser::new();
-        for _ in 0..10_000 {
-            assert_eq!(chooser.next(50e3, 100.0), Way::Assisted);
+        for _ in 0..1000 {
+            // Signals would take ten times as long.
+            assert_eq!(chooser.next(50e3, 0.0, 1000.0), Way::Assisted);
         }
     }
 }

@@ -148,7 +148,7 @@ impl KvmNotes for Notes {
 
 impl Guest {
     fn new(choice: Choice, noting: Noting, mib: u64) -> Option<Self> {
-        let path = PathBuf::from(format!("/dev/shm/fermata-tracking-{}", std::process::id()));
+        let path = PathBuf::from(format!("/dev/shm/fermata-tracking-{choice}-{}", std::process::id()));
         let ram = MemoryFile::create(&path, mib << 20).expect("memory on a tmpfs");
         let memory = Mapping::new(&ram, mib << 20).expect("a mapping");
         (0..mib << 20).step_by(PAGE_SIZE).for_each(|at| memory.write(at + 8, at + 1));
@@ -214,19 +214,21 @@ impl Bench {
 
     fn grid(&self, report: &mut Report) -> Grid {
         let mut grid = Grid::new();
-        let natives = NATIVE.into_iter().map(Some).chain([None, Some(Tracking::Auto)]);
-        for tracking in natives {
-            for (ppt, wpp) in points() {
+        let mut natives: Vec<_> = NATIVE.into_iter().map(Some).chain([None, Some(Tracking::Auto)]).collect();
+        let guest = |(choice, noting)| Some((choice, Guest::new(choice, noting, AREA_MIB)?));
+        let mut guests: Vec<_> =
+            [(Choice::KvmLog, Noting::Log), (Choice::KvmStore, Noting::Stores)].into_iter().filter_map(guest).collect();
+        // All mechanisms at one point and then at the next: a host that grows slower or faster meanwhile does so for all of them.
+        for (ppt, wpp) in points() {
+            natives.retain(|tracking| {
                 // A subject of its own: an area of another shape must not be remembered.
-                let Some(mut subject) = Native::new(tracking, AREA_MIB) else { break };
+                let Some(mut subject) = Native::new(*tracking, AREA_MIB) else { return false };
                 let name = tracking.map_or("unmodified".to_owned(), |tracking| tracking.to_string());
                 grid.insert((name, ppt, wpp), self.measure(&mut subject, ppt, wpp, AREA_MIB));
-            }
-        }
-        for (choice, noting) in [(Choice::KvmLog, Noting::Log), (Choice::KvmStore, Noting::Stores)] {
-            let Some(mut subject) = Guest::new(choice, noting, AREA_MIB) else { continue };
-            for (ppt, wpp) in points() {
-                grid.insert((choice.to_string(), ppt, wpp), self.measure(&mut subject, ppt, wpp, AREA_MIB));
+                true
+            });
+            for (choice, subject) in &mut guests {
+                grid.insert((choice.to_string(), ppt, wpp), self.measure(subject, ppt, wpp, AREA_MIB));
             }
         }
         let names: std::collections::BTreeSet<_> = grid.keys().map(|(name, _, _)| name.clone()).collect();

@@ -8,7 +8,7 @@
 //! the page tables, closed or not: they, too, have to be expected, in each cycle.
 
 use crate::{Error, Result, Tracker, Words};
-use fermata_linux::{AreaMemory, Trap, Trapping, traps::Noted};
+use fermata_linux::{AreaMemory, MemoryFile, Trap, Trapping, traps::Noted};
 use fermata_types::{PageNumber, PageSet};
 use std::{io, ops::Range};
 
@@ -46,6 +46,12 @@ impl TrapTracker {
     pub fn turn(&mut self, trapping: Trapping) {
         self.trapping = trapping;
         self.trap.set(trapping);
+    }
+
+    /// Has the first emulated store to each page that there is cost no more than the others. Holes stay holes.
+    pub fn populate(&self, file: &MemoryFile) -> Result<()> {
+        let populate = || self.trap.populate(&file.populated()?);
+        populate().map_err(failed(self.trapping, "mapping the memory once more"))
     }
 
     /// After so many emulated stores pages are opened instead, until stores are counted anew.

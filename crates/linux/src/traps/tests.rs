@@ -315,6 +315,38 @@ fn a_child_does_not_inherit_an_area() {
     assert_eq!(memory.as_slice()[..2], [1, 3]);
 }
 
+/// Faults of this thread so far that were pages which were not mapped.
+fn faults() -> i64 {
+    // SAFETY: a place for the answer, all of which the kernel fills in.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &mut usage), 0);
+        usage.ru_minflt
+    }
+}
+
+/// Emulated stores go through the second mapping, of which nothing is mapped in the beginning.
+#[test]
+fn a_second_mapping_that_is_populated_has_no_faults_and_holes_stay_holes() {
+    let mut memory = AreaMemory::new("populated", 2 * AREA).unwrap();
+    // Holes behind it.
+    memory.as_mut_slice()[..AREA as usize].fill(1);
+    let there = memory.file().populated().unwrap();
+    let trap = Trap::new(&memory, Trapping::Emulate).unwrap();
+    if let Err(error) = trap.populate(&there) {
+        // Before Linux 5.14.
+        let _ = std::io::Write::write_all(&mut io::stderr(), format!("skipped: {error}\n").as_bytes());
+        return;
+    }
+    trap.arm().unwrap();
+    let before = faults();
+    (0..AREA).step_by(PAGE as usize).for_each(|at| memory.as_mut_slice()[at as usize] = 2);
+    let faults = faults() - before;
+    assert!(faults < 32, "{faults} for {} pages", AREA / PAGE);
+    assert_eq!(trap.take_stores(), AREA / PAGE);
+    assert_eq!(memory.file().populated().unwrap(), there);
+}
+
 const ALONE: &str = "FERMATA_TEST_ALONE";
 
 /// The program's own handler was there first, and serves a page of its own; in a process of its own, as there is one first handler.
