@@ -49,7 +49,7 @@ pub struct RunRanks {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = instant::span)]
     every: u64,
 
-    /// How checkpoints are taken: consistent, or to compare with it blocking, full, precopy, optimistic
+    /// How checkpoints are taken: consistent, or to compare with it blocking, full, precopy, optimistic; cow and incremental are other names for consistent, which copies on write and saves what was written
     #[arg(long, value_name = "MODE", default_value = "consistent")]
     mode: Mode,
 
@@ -84,6 +84,10 @@ pub struct RunRanks {
     /// Keep all checkpoints, not only the last
     #[arg(long)]
     keep: bool,
+
+    /// Give a checkpoint up that is not whole after this time, and say which rank it lacks; the run goes on
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = instant::span)]
+    patience: u64,
 
     /// Give up when all went back so often without a new checkpoint in between
     #[arg(long, value_name = "TIMES", default_value_t = 10)]
@@ -120,6 +124,7 @@ impl RunRanks {
             listen: self.listen,
             resume: self.resume,
             keep: self.keep,
+            patience: u32::try_from(self.patience.div_ceil(1_000_000_000)).unwrap_or(u32::MAX),
             retries: self.retries,
             ..options
         })
