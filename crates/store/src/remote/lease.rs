@@ -66,12 +66,27 @@ impl<'a> Lease<'a> {
             if state.is_over || state.is_lost {
                 return;
             }
-            // One that fails may be followed by one that does not.
-            match self.remote.swap(&self.object, Some(&text(state.beats)), text(state.beats + 1)) {
-                Ok(true) => state.beats += 1,
-                Ok(false) => state.is_lost = true,
-                Err(_) => {}
-            }
+            self.beat_once(&mut state);
+        }
+    }
+
+    fn beat_once(&self, state: &mut State) {
+        // One that fails may be followed by one that does not.
+        match self.remote.swap(&self.object, Some(&text(state.beats)), text(state.beats + 1)) {
+            Ok(true) => state.beats += 1,
+            Ok(false) => self.look_after_it(state),
+            Err(_) => {}
+        }
+    }
+
+    /// Another text was there than the last that we know to have written: that of a beat whose answer was lost, or none, because somebody took this push for dead.
+    fn look_after_it(&self, state: &mut State) {
+        match get(self.remote, &self.object, LEASE_MAX) {
+            Ok(Some(found)) if found == text(state.beats + 1) => state.beats += 1,
+            Ok(Some(found)) if found == text(state.beats) => {}
+            Ok(_) => state.is_lost = true,
+            // The next beat looks again.
+            Err(_) => {}
         }
     }
 
@@ -226,5 +241,30 @@ impl<'a> Claim<'a> {
     pub fn end(self) -> Result<()> {
         let before = self.going.encode(&self.who);
         self.swap(Some(&before), Going { dead: self.going.dead.clone(), ..Going::default() }.encode(NOBODY))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::remote::tests::Place;
+
+    #[test]
+    fn a_sign_of_life_whose_answer_is_lost_is_one() {
+        let place = Place::new();
+        let lease = Lease::take(&place).unwrap();
+        let beat = || lease.beat_once(&mut lease.lock());
+        beat();
+        place.lose_an_answer();
+        for _ in 0..3 {
+            beat();
+            lease.check().unwrap();
+        }
+        // The one that was lost, and that which found it, are one.
+        assert_eq!(pushes(&place).unwrap(), [(lease.number().to_owned(), text(3))].into());
+        break_lease(&place, lease.number()).unwrap();
+        beat();
+        assert!(lease.is_lost());
+        lease.check().unwrap_err();
     }
 }

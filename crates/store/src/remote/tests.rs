@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use std::{
     fs,
     path::Path,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::AtomicBool},
 };
 
 mod away;
@@ -20,20 +20,32 @@ mod prune;
 type Event = Box<dyn FnOnce() + Send>;
 
 /// A directory that fails after so many requests, in the middle of writing.
-struct Place {
+pub(super) struct Place {
     directory: tempfile::TempDir,
     left: Mutex<Option<u32>>,
+    /// Whether the next thing that is written is said not to be.
+    loses_answer: AtomicBool,
     asked: AtomicUsize,
     /// What happens after so many requests.
     meanwhile: Mutex<Option<(u32, Event)>>,
 }
 
 impl Place {
-    fn new() -> Self {
-        Self { directory: tempfile::tempdir().unwrap(), left: Mutex::default(), asked: AtomicUsize::new(0), meanwhile: Mutex::default() }
+    pub fn new() -> Self {
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+            left: Mutex::default(),
+            loses_answer: AtomicBool::new(false),
+            asked: AtomicUsize::new(0),
+            meanwhile: Mutex::default(),
+        }
     }
 
-    fn after(&self, requests: u32, what: impl FnOnce() + Send + 'static) {
+    pub fn lose_an_answer(&self) {
+        self.loses_answer.store(true, Ordering::Relaxed);
+    }
+
+    pub fn after(&self, requests: u32, what: impl FnOnce() + Send + 'static) {
         *self.meanwhile.lock().unwrap() = Some((requests, Box::new(what)));
     }
 
@@ -53,7 +65,7 @@ impl Place {
         }
     }
 
-    fn fail_after(&self, requests: Option<u32>) {
+    pub fn fail_after(&self, requests: Option<u32>) {
         *self.left.lock().unwrap() = requests;
     }
 
@@ -110,7 +122,8 @@ impl Remote for Place {
     fn put(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
         self.step()?;
         fs::create_dir_all(self.path(name).parent().unwrap())?;
-        fs::write(self.path(name), bytes)
+        fs::write(self.path(name), bytes)?;
+        if self.loses_answer.swap(false, Ordering::Relaxed) { Err(io::Error::other("the line was cut")) } else { Ok(()) }
     }
 
     fn swap(&self, name: &str, before: Option<&[u8]>, bytes: Vec<u8>) -> io::Result<bool> {
@@ -149,11 +162,11 @@ impl Remote for Place {
     }
 }
 
-fn store(directory: &Path) -> Store {
+pub(super) fn store(directory: &Path) -> Store {
     open(directory).unwrap()
 }
 
-fn history(store: &Store, length: u64) -> Vec<CheckpointId> {
+pub(super) fn history(store: &Store, length: u64) -> Vec<CheckpointId> {
     let mut ids = Vec::new();
     for step in 0..length {
         ids.push(grow(store, ids.last().copied(), step).unwrap());
@@ -161,7 +174,7 @@ fn history(store: &Store, length: u64) -> Vec<CheckpointId> {
     ids
 }
 
-fn push(store: &Store, place: &Place, ids: &[CheckpointId]) -> Result<Pushed> {
+pub(super) fn push(store: &Store, place: &Place, ids: &[CheckpointId]) -> Result<Pushed> {
     store.push(place, ids, &PushOptions::default(), &mut |_, _| {})
 }
 
