@@ -25,6 +25,9 @@ use std::{
     sync::Arc,
 };
 
+/// Checkpoints that are fetched together at most: the nodes of all that they lack are in memory meanwhile.
+const GROUP_MAX: usize = 64;
+
 /// How to pull.
 #[derive(Debug, Clone)]
 pub struct PullOptions {
@@ -211,6 +214,7 @@ impl Pull<'_> {
         self.shelf.fetch_tables([record.root()].iter(), true, Vec::new(), progress)?;
         let (path, held) = image::write(&mut self.shelf, id, &record, progress)?;
         self.images.push(held);
+        self.shelf.nodes.clear();
         Ok(Some(path))
     }
 
@@ -225,11 +229,9 @@ impl Pull<'_> {
         let wanted = std::mem::take(&mut self.wanted);
         if total > 0 {
             self.shelf.look(progress)?;
-            self.fetch_all(&wanted, progress)?;
         }
-        for (done, wanted) in (0..).zip(&wanted) {
-            progress(CopyStage::Enter, Progress { done, total });
-            self.enter(wanted)?;
+        for (number, group) in (0..).zip(wanted.chunks(GROUP_MAX)) {
+            self.bring(group, Progress { done: number * GROUP_MAX as u64, total }, progress)?;
         }
         let Self { shelf, images, .. } = self;
         let (packs, bytes) = shelf.fetched;
@@ -242,6 +244,18 @@ impl Pull<'_> {
             removed::write(store)?;
         }
         Ok(Pulled { checkpoints: total, packs, bytes, images: images.len() as u64 })
+    }
+
+    /// Fetches what is lacking of these checkpoints, and puts them into the store. Those before them are there.
+    fn bring(&mut self, group: &[Wanted], before: Progress, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
+        self.fetch_all(group, progress)?;
+        for (done, wanted) in (before.done..).zip(group) {
+            progress(CopyStage::Enter, Progress { done, ..before });
+            self.enter(wanted)?;
+        }
+        // What the next ones share with these is in the store.
+        self.shelf.nodes.clear();
+        Ok(())
     }
 
     /// Fetches every pack that has something that is needed.
@@ -326,5 +340,50 @@ impl Pull<'_> {
             writer.put_page(page)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        VerifyOptions,
+        remote::tests::{Place, history, push, store},
+    };
+
+    #[test]
+    fn many_come_in_groups_and_nothing_of_one_is_kept_for_the_next() {
+        let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+        let (from, to) = (store(here.path()), store(there.path()));
+        let ids = history(&from, GROUP_MAX as u64 + 10);
+        ids.chunks(8).for_each(|some| _ = push(&from, &place, some).unwrap());
+        let options = PullOptions::default();
+        let mut pull = to.begin_pull(&place, "lab", &ids, &options).unwrap();
+        let wanted = std::mem::take(&mut pull.wanted);
+        pull.shelf.look(&mut |_, _| {}).unwrap();
+        pull.bring(&wanted[..GROUP_MAX], Progress { done: 0, total: 0 }, &mut |_, _| {}).unwrap();
+        assert!(pull.shelf.nodes.is_empty());
+        drop(pull);
+        assert_eq!(to.records().unwrap().len(), GROUP_MAX);
+        // One that is cut off after the first of them leaves those here, whole.
+        let there = tempfile::tempdir().unwrap();
+        let cut = store(there.path());
+        let entered = std::cell::Cell::new(0);
+        let pull = cut.begin_pull(&place, "lab", &ids, &options).unwrap();
+        let cut_off = pull.finish(&mut |stage, _| {
+            if stage == CopyStage::Enter {
+                entered.set(entered.get() + 1);
+            } else if entered.get() == GROUP_MAX {
+                place.fail_after(Some(0));
+            }
+        });
+        cut_off.unwrap_err();
+        place.fail_after(None);
+        assert_eq!(cut.records().unwrap().len(), GROUP_MAX);
+        for store in [&to, &cut] {
+            assert_eq!(store.pull(&place, "lab", &ids, &options, &mut |_, _| {}).unwrap().checkpoints, 10);
+            assert!(store.verify(&VerifyOptions::default(), &mut |_, _| {}).unwrap().damage.is_empty());
+            assert_eq!(store.record(&ids[ids.len() - 1]).unwrap(), from.record(&ids[ids.len() - 1]).unwrap());
+        }
     }
 }
