@@ -65,10 +65,11 @@ fn keep_up(store: &Path, request: &CopyRequest, permanent: &mpsc::Receiver<()>) 
     while permanent.recv().is_ok() {
         while permanent.try_recv().is_ok() {}
         match remotes::push(store, request, &mut |_| {}) {
-            Ok(_) => {
+            Ok(copied) if copied.gone.is_empty() => {
                 backup.updates += 1;
                 backup.problem = None;
             }
+            Ok(_) => backup.problem = Some("the last checkpoint was replaced before it could be copied".to_owned()),
             Err(problem) => backup.problem = Some(problem.message),
         }
     }

@@ -84,6 +84,9 @@ pub struct Copied {
     pub images: Vec<CopiedImage>,
     /// What became of each branch and tag.
     pub refs: Vec<CopiedRef>,
+    /// Checkpoints that were removed before they could be sent. Branches and tags that were on them are not among `refs`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gone: Vec<CheckpointId>,
 }
 
 /// What became of a golden image.
@@ -277,6 +280,12 @@ pub fn push(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
         (fermata_store::Error::ImageNotOpen { .. }, Some((_, error))) => error,
         (error, _) => problem(error),
     })?;
+    if let Some(gone) = wanted.iter().find(|id| !request.names.is_empty() && pushed.gone.contains(id)) {
+        return Err(Problem::new(format!(
+            "checkpoint {} was removed here before it could be sent: push again what is there now",
+            gone.short()
+        )));
+    }
     let there = opened.remote_refs(remote, experiment).map_err(problem)?;
     let mut copied = Copied {
         remote: remote.to_string(),
@@ -290,8 +299,13 @@ pub fn push(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
             images.into_keys().map(|id| CopiedImage { id, outcome: ImageOutcome::Sent }).collect()
         },
         refs: Vec::new(),
+        gone: pushed.gone,
     };
     for (name, id) in named {
+        // Whoever removed it has moved or removed what was on it.
+        if copied.gone.contains(&id) {
+            continue;
+        }
         let before = there.get(&name).copied();
         let mut outcome = outcome(&name, id, before, &parents, request.force);
         if matches!(outcome, Outcome::New | Outcome::Moved)
@@ -371,6 +385,7 @@ pub fn pull(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
         bytes: pulled.bytes,
         images,
         refs: Vec::new(),
+        gone: Vec::new(),
     };
     for (name, id) in named {
         let before = here.get(&name).copied();

@@ -249,6 +249,9 @@ impl Out<'_> {
             let entry = remotes::entry(self.store.path(), &request)?;
             let remote = remotes::connect(self.store.path(), &request)?;
             there = self.confirmed(&*remote, experiment)?;
+            if !there.contains(&last) {
+                return Err(Problem::new("somebody removed the last checkpoint before it could be sent: swap it out again"));
+            }
             self.tell(&*remote, &swapped)?;
             swapped.remote = Some(entry);
         }

@@ -327,9 +327,13 @@ fn push_some(store: &Store, remote: &dyn Remote, random: &mut Random) {
         return thread::sleep(Duration::from_millis(5));
     }
     match store.push(remote, &some, &PushOptions::default(), &mut |_, _| {}) {
-        Ok(_) => println!("\npushed {}", some.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")),
-        // One of them was removed before it could be held.
-        Err(Error::Missing { .. }) => {}
+        Ok(pushed) => {
+            // Some were removed before they could be held.
+            let sent: Vec<_> = some.iter().filter(|id| !pushed.gone.contains(id)).map(ToString::to_string).collect();
+            if !sent.is_empty() {
+                println!("\npushed {}", sent.join(" "));
+            }
+        }
         Err(error) => panic!("{error}"),
     }
 }

@@ -200,7 +200,7 @@ pub(super) fn is_left(copied: &Copied) -> bool {
 }
 
 pub(super) fn text(copied: &Copied, verb: &str, style: &Style) -> String {
-    let Copied { remote, experiment, checkpoints, packs, bytes, images, refs } = copied;
+    let Copied { remote, experiment, checkpoints, packs, bytes, images, refs, gone } = copied;
     let mut lines = format!(
         "{}: {} {verb}, {} in {} ({})\n",
         style.paint(Paint::Name, &text::harmless(experiment)),
@@ -237,6 +237,9 @@ pub(super) fn text(copied: &Copied, verb: &str, style: &Style) -> String {
             }
         };
     }
+    if !gone.is_empty() {
+        lines += &format!("  removed here before they could be sent: {}\n", text::several(gone.len() as u64, "checkpoint"));
+    }
     lines
 }
 
@@ -262,7 +265,7 @@ mod tests {
         ];
         let images = images.into_iter().zip(1..).map(|(outcome, id)| CopiedImage { id: ImageId([id; 32]), outcome }).collect();
         let (remote, experiment) = ("/nas".into(), "tryout".into());
-        let mut copied = Copied { remote, experiment, checkpoints: 3, packs: 1, bytes: 5 << 20, images, refs };
+        let mut copied = Copied { remote, experiment, checkpoints: 3, packs: 1, bytes: 5 << 20, images, refs, gone: vec![id(7)] };
         let expected = "\
 tryout: 3 checkpoints sent, 5.0 MiB in 1 pack (/nas)
   golden image 010101010101 was sent
@@ -271,6 +274,7 @@ tryout: 3 checkpoints sent, 5.0 MiB in 1 pack (/nas)
   main moved to 030303030303
   what-if was left at 090909090909: 040404040404 is not on its line, or a run grows it; --force moves it all the same
   #good is new, at 020202020202
+  removed here before they could be sent: 1 checkpoint
 ";
         assert_eq!(text(&copied, "sent", &Style::default()), expected);
         assert!(is_left(&copied));

@@ -27,7 +27,7 @@ use std::{
 
 /// A pack is sent when it has so many bytes: large enough for the way, small enough to be sent again.
 const PACK_BYTES: u64 = 32 << 20;
-/// Checkpoints that are sent together at most: each is held, by an open file.
+/// Checkpoints that are planned and sent together at most: each is held, by an open file.
 const GROUP_MAX: usize = 256;
 
 /// How to push.
@@ -59,11 +59,13 @@ pub struct Pushed {
     pub bytes: u64,
     /// Golden images that the remote has now and had not.
     pub images: u64,
+    /// Checkpoints that were removed here before they could be sent.
+    pub gone: Vec<CheckpointId>,
 }
 
 impl Store {
     /// Puts checkpoints on a remote: only what it lacks travels, and a checkpoint can be seen there once all of it is there. Interrupted, it leaves packs
-    /// there that are not sent again.
+    /// there that are not sent again. What somebody removes here meanwhile is sent if it was begun, and else left out.
     ///
     /// Golden images that the remote lacks must be open: see [`Store::remote_images`].
     pub fn push(
@@ -76,7 +78,7 @@ impl Store {
         check_format(remote, true)?;
         let lease = Lease::take(remote)?;
         let going = Going::look(remote)?;
-        let mut records = ids.iter().map(|id| Ok((*id, self.record(id)?))).collect::<Result<Vec<_>>>()?;
+        let (mut records, gone) = self.still_here(ids)?;
         // Those of checkpoints that are there already, too: they may have been sent without.
         let mut images: BTreeSet<_> =
             records.iter().filter(|_| options.images).flat_map(|(_, record)| record.images.iter().copied()).collect();
@@ -91,7 +93,7 @@ impl Store {
         }
         records.retain(|(id, _)| !known.contains(id));
         if records.is_empty() && images.is_empty() {
-            return Ok(Pushed::default());
+            return Ok(Pushed { gone, ..Pushed::default() });
         }
         let jobs = options.jobs.max(1);
         let catalog = Catalog::read(self, remote, jobs, &going, &mut |at| progress(CopyStage::Look, at))?;
@@ -104,12 +106,26 @@ impl Store {
                 scope.spawn(|| uploads.serve());
             }
             let mut push = Push::new(self, remote, &uploads, Some(&lease), known);
+            push.told.gone = gone;
             let sent = push.all(&mut plan, &images, &records, progress);
             uploads.close();
             lease.end_beats();
             // Whatever failed, that somebody took it for dead is the cause.
             sent.map(|()| push.told).map_err(|error| lease.check().err().filter(|_| lease.is_lost()).unwrap_or(error))
         })
+    }
+
+    /// The records of checkpoints, and those that somebody has removed.
+    fn still_here(&self, ids: &[CheckpointId]) -> Result<(Vec<(CheckpointId, Record)>, Vec<CheckpointId>)> {
+        let (mut records, mut gone) = (Vec::with_capacity(ids.len()), Vec::new());
+        for id in ids {
+            match self.record(id) {
+                Ok(record) => records.push((*id, record)),
+                Err(Error::Missing { .. }) => gone.push(*id),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((records, gone))
     }
 
     /// The golden images that a remote has.
@@ -233,13 +249,33 @@ impl<'a> Push<'a> {
         for id in images {
             image::Sender { store: self.store, id: *id, there: &mut plan.there }.send(self, progress)?;
         }
-        let mut wanted = Vec::new();
-        for (done, (id, record)) in records.iter().enumerate() {
-            progress(CopyStage::Compare, Progress { done: done as u64, total: records.len() as u64 });
-            wanted.push(plan.wanted(id, record)?);
+        let (mut done, count) = (0, records.len() as u64);
+        for group in records.chunks(GROUP_MAX) {
+            let mut wanted = Vec::with_capacity(group.len());
+            for (id, _) in group {
+                progress(CopyStage::Compare, Progress { done, total: count });
+                wanted.extend(self.held(plan, id)?);
+                done += 1;
+            }
+            let total = self.told.pages + wanted.iter().map(|(wanted, _)| wanted.pages.len() as u64).sum::<u64>();
+            self.send_all(wanted, total, progress)?;
         }
-        let total = self.told.pages + wanted.iter().map(|wanted| wanted.pages.len() as u64).sum::<u64>();
-        self.send_all(wanted, total, progress)
+        Ok(())
+    }
+
+    /// What the remote lacks of a checkpoint, which stays here until that is sent. None: somebody has removed it.
+    ///
+    /// It is held before anything is planned: the next ones count on what was planned on its account.
+    fn held(&mut self, plan: &mut Plan<'_>, id: &CheckpointId) -> Result<Option<(Wanted, Hold)>> {
+        // Its record is read again: its parent may have gone since.
+        match self.store.hold(id).and_then(|hold| Ok((hold, self.store.record(id)?))) {
+            Ok((hold, record)) => Ok(Some((plan.wanted(id, &record)?, hold))),
+            Err(Error::Missing { .. }) => {
+                self.told.gone.push(*id);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     pub fn page(&mut self, name: &PageName, content: &PageBuf) -> Result<()> {
@@ -286,14 +322,13 @@ impl<'a> Push<'a> {
     }
 
     /// Sends checkpoints, several small ones together: packs are to be few and large.
-    fn send_all(&mut self, all: Vec<Wanted>, total: u64, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
+    fn send_all(&mut self, all: Vec<(Wanted, Hold)>, total: u64, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
         let mut group = Vec::new();
         let mut packs = self.told.packs;
-        for wanted in all {
-            let hold = self.store.hold(&wanted.id)?;
+        for (wanted, hold) in all {
             self.send_contents(&wanted, total, progress)?;
             group.push((wanted, hold));
-            if self.told.packs > packs || group.len() == GROUP_MAX {
+            if self.told.packs > packs {
                 self.complete(std::mem::take(&mut group))?;
                 packs = self.told.packs;
             }

@@ -310,6 +310,37 @@ fn a_push_may_fail_at_any_step() {
     }
 }
 
+/// Whoever removes here while somebody pushes takes nothing away from what is sent of the others.
+#[test]
+fn what_is_removed_at_any_step_of_a_push_is_whole_there_or_left_out() {
+    let (mut left_out, mut sent) = (0, 0);
+    for steps in 0.. {
+        let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+        let (from, to) = (Arc::new(store(here.path())), store(there.path()));
+        let ids = history(&from, 4);
+        let (store, goes) = (from.clone(), ids[1]);
+        place.after(steps, move || {
+            store.remove(&Removal { checkpoints: vec![goes], ..Removal::default() }).unwrap();
+            store.collect(&CollectOptions { rewrite_below: 100, ..CollectOptions::default() }, &mut |_, _| {}).unwrap();
+        });
+        let pushed = push(&from, &place, &ids).unwrap_or_else(|error| panic!("after {steps} steps: {error}"));
+        if place.meanwhile.lock().unwrap().is_some() {
+            assert!(left_out > 2 && sent > 2, "{left_out} times left out, {sent} times sent");
+            return;
+        }
+        let gone: Vec<_> = pushed.gone.iter().copied().collect();
+        assert!(gone.is_empty() || gone == [goes], "after {steps} steps: {gone:?}");
+        *(if gone.is_empty() { &mut sent } else { &mut left_out }) += 1;
+        let shown = to.remote_checkpoints(&place, "lab").unwrap();
+        assert_eq!((shown.len(), shown.contains(&goes)), (4 - gone.len(), gone.is_empty()), "after {steps} steps");
+        pull(&to, &place, &shown).unwrap_or_else(|error| panic!("after {steps} steps: {error}"));
+        assert_whole(&to);
+        shown.iter().filter(|id| **id != goes).for_each(|id| assert_eq!(pages(&to, id), pages(&from, id), "after {steps} steps"));
+        let parent = if gone.is_empty() { goes } else { ids[0] };
+        assert_eq!(to.record(&ids[2]).unwrap().parent, Some(parent), "after {steps} steps");
+    }
+}
+
 #[test]
 fn a_pull_may_fail_at_any_step_of_the_way() {
     let (here, place) = (tempfile::tempdir().unwrap(), Place::new());
