@@ -128,9 +128,7 @@ impl Connection {
             let mut bytes = Vec::with_capacity(length as usize);
             let mut pieces = got.into_stream();
             while let Some(piece) = pieces.try_next().await.map_err(told)? {
-                if let Some(limit) = &self.limit {
-                    tokio::time::sleep(limit.wait(piece.len())).await;
-                }
+                self.wait(piece.len()).await;
                 bytes.extend_from_slice(&piece);
                 if bytes.len() as u64 > most {
                     return Err(io::Error::other("more bytes come than it has"));
@@ -140,12 +138,19 @@ impl Connection {
         })
     }
 
+    /// Until so many bytes may travel.
+    async fn wait(&self, bytes: usize) {
+        if let Some(limit) = &self.limit {
+            tokio::time::sleep(limit.wait(bytes)).await;
+        }
+    }
+
     /// Writes it in parts, each when it may travel.
-    fn write_slowly(&self, limit: &Limit, object: &str, bytes: &[u8]) -> io::Result<()> {
+    fn write_slowly(&self, object: &str, bytes: &[u8]) -> io::Result<()> {
         self.runtime.block_on(async {
             let mut upload = self.place.put_multipart(&self.name(object)).await.map_err(told)?;
             for part in bytes.chunks(PART) {
-                tokio::time::sleep(limit.wait(part.len())).await;
+                self.wait(part.len()).await;
                 if let Err(error) = upload.put_part(part.to_vec().into()).await {
                     let _ = upload.abort().await;
                     return Err(told(error));
@@ -208,12 +213,13 @@ impl Remote for Connection {
     }
 
     fn put(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
-        if let Some(limit) = &self.limit
-            && bytes.len() > PART
-        {
-            return self.write_slowly(limit, name, &bytes);
+        if self.limit.is_some() && bytes.len() > PART {
+            return self.write_slowly(name, &bytes);
         }
-        self.runtime.block_on(self.place.put(&self.name(name), PutPayload::from(bytes))).map(drop).map_err(told)
+        self.runtime.block_on(async {
+            self.wait(bytes.len()).await;
+            self.place.put(&self.name(name), PutPayload::from(bytes)).await.map(drop).map_err(told)
+        })
     }
 
     fn swap(&self, name: &str, before: Option<&[u8]>, bytes: Vec<u8>) -> io::Result<bool> {

@@ -130,6 +130,30 @@ fn a_limit_is_kept() {
 }
 
 #[test]
+fn a_limit_is_kept_by_small_objects() {
+    let (server, directory) = (ObjectStorage::begin(), tempfile::tempdir().unwrap());
+    let limited = || Some(Limit::new(4 << 20));
+    let other = directory.path().join("other");
+    let places: [&dyn Remote; 3] = [
+        &server.connect(SECRET, Some(4 << 20)),
+        &Connection::directory(directory.path(), limited()).unwrap(),
+        &Peer::of_thread(&other, limited()),
+    ];
+    for place in places {
+        let began = Instant::now();
+        for number in 0..12 {
+            place.put(&format!("packs/{number}"), vec![1; 400 << 10]).unwrap();
+        }
+        assert!(began.elapsed() >= Duration::from_millis(1100), "{place}: {:?}", began.elapsed());
+        let began = Instant::now();
+        for number in 0..12 {
+            place.get(&format!("packs/{number}"), 400 << 10).unwrap().unwrap();
+        }
+        assert!(began.elapsed() >= Duration::from_millis(1100), "{place}: {:?}", began.elapsed());
+    }
+}
+
+#[test]
 fn a_wrong_key_and_a_server_that_is_gone_are_told() {
     let server = ObjectStorage::begin();
     let error = server.connect("wrong", None).get("format", 10).unwrap_err().to_string();
