@@ -35,12 +35,16 @@ use tokio::runtime::Runtime;
 /// A place that is tried again and again for so long is gone.
 const RETRY: Duration = Duration::from_secs(60);
 const RETRIES: usize = 8;
-/// Of a request, once it is connected.
+/// Of a request, once it is connected: for so long nothing may come.
 const STALLED: Duration = Duration::from_secs(60);
 /// The same where a guest waits for what it asks for.
 const STALLED_SOON: Duration = Duration::from_secs(5);
-/// What is sent at once where there is a limit: the least that S3 takes as a part.
+/// A connection that carries fewer bytes a second is given up, and tried again.
+const SLOWEST: u64 = 16 << 10;
+/// What is sent at once to object storage, or where there is a limit: the least that S3 takes as a part.
 const PART: usize = 5 << 20;
+/// What is no larger is sent in time on any line.
+const SMALL: usize = 64 << 10;
 
 /// Chooses whose ciphers TLS is spoken with in this process. Every HTTP client asks for that when it is made, even one that speaks no TLS.
 pub fn choose_ciphers() {
@@ -83,6 +87,8 @@ fn with_patience(address: &Address, bytes_per_second: Option<u64>, patience: Pat
 struct Connection {
     address: Address,
     place: Arc<dyn ObjectStore>,
+    /// The same with more time: for parts of objects, and what is as large. None: it takes no time.
+    patient: Option<Arc<dyn ObjectStore>>,
     base: Name,
     runtime: Runtime,
     limit: Option<Limit>,
@@ -92,21 +98,36 @@ impl Connection {
     fn directory(path: &Path, limit: Option<Limit>) -> io::Result<Self> {
         fs::create_dir_all(path)?;
         let place = LocalFileSystem::new_with_prefix(path).map_err(told)?.with_fsync(true);
-        Self::new(Address::Directory(path.to_owned()), Arc::new(place), Name::default(), limit)
+        Self::new(Address::Directory(path.to_owned()), Arc::new(place), None, Name::default(), limit)
     }
 
     fn s3(bucket: &str, prefix: &str, limit: Option<Limit>, patience: Patience) -> io::Result<Self> {
-        choose_ciphers();
-        let retry = RetryConfig { max_retries: patience.retries, retry_timeout: RETRY, ..RetryConfig::default() };
-        let client = ClientOptions::new().with_timeout(patience.stalled).with_allow_http(true);
-        let place = AmazonS3Builder::from_env().with_bucket_name(bucket).with_client_options(client).with_retry(retry).build();
-        let address = Address::S3 { bucket: bucket.to_owned(), prefix: prefix.to_owned() };
-        Self::new(address, Arc::new(place.map_err(told)?), Name::from(prefix), limit)
+        Self::s3_of(AmazonS3Builder::from_env(), bucket, prefix, limit, patience)
     }
 
-    fn new(address: Address, place: Arc<dyn ObjectStore>, base: Name, limit: Option<Limit>) -> io::Result<Self> {
+    fn s3_of(builder: AmazonS3Builder, bucket: &str, prefix: &str, limit: Option<Limit>, patience: Patience) -> io::Result<Self> {
+        choose_ciphers();
+        let retry = RetryConfig { max_retries: patience.retries, retry_timeout: RETRY, ..RetryConfig::default() };
+        // However slow a line is, an object may take as long as some of it still comes. What is sent has to be there within that time: it sees no progress.
+        let reach = |silence: Duration| -> io::Result<Arc<dyn ObjectStore>> {
+            let client = ClientOptions::new().with_timeout_disabled().with_read_timeout(silence).with_allow_http(true);
+            let builder = builder.clone().with_bucket_name(bucket).with_client_options(client).with_retry(retry.clone());
+            Ok(Arc::new(builder.build().map_err(told)?))
+        };
+        let patient = reach(patience.stalled + Duration::from_secs(PART as u64 / SLOWEST))?;
+        let address = Address::S3 { bucket: bucket.to_owned(), prefix: prefix.to_owned() };
+        Self::new(address, reach(patience.stalled)?, Some(patient), Name::from(prefix), limit)
+    }
+
+    fn new(
+        address: Address,
+        place: Arc<dyn ObjectStore>,
+        patient: Option<Arc<dyn ObjectStore>>,
+        base: Name,
+        limit: Option<Limit>,
+    ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        Ok(Self { address, place, base, runtime, limit })
+        Ok(Self { address, place, patient, base, runtime, limit })
     }
 
     fn name(&self, object: &str) -> Name {
@@ -146,9 +167,9 @@ impl Connection {
     }
 
     /// Writes it in parts, each when it may travel.
-    fn write_slowly(&self, object: &str, bytes: &[u8]) -> io::Result<()> {
+    fn write_in_parts(&self, place: &dyn ObjectStore, object: &str, bytes: &[u8]) -> io::Result<()> {
         self.runtime.block_on(async {
-            let mut upload = self.place.put_multipart(&self.name(object)).await.map_err(told)?;
+            let mut upload = place.put_multipart(&self.name(object)).await.map_err(told)?;
             for part in bytes.chunks(PART) {
                 self.wait(part.len()).await;
                 if let Err(error) = upload.put_part(part.to_vec().into()).await {
@@ -213,12 +234,13 @@ impl Remote for Connection {
     }
 
     fn put(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
-        if self.limit.is_some() && bytes.len() > PART {
-            return self.write_slowly(name, &bytes);
+        let place = self.patient.as_ref().filter(|_| bytes.len() > SMALL).unwrap_or(&self.place);
+        if bytes.len() > PART && (self.patient.is_some() || self.limit.is_some()) {
+            return self.write_in_parts(&**place, name, &bytes);
         }
         self.runtime.block_on(async {
             self.wait(bytes.len()).await;
-            self.place.put(&self.name(name), PutPayload::from(bytes)).await.map(drop).map_err(told)
+            place.put(&self.name(name), PutPayload::from(bytes)).await.map(drop).map_err(told)
         })
     }
 

@@ -7,7 +7,12 @@ use fermata_store::{
 };
 use fermata_types::{CheckpointId, PAGE_SIZE, PageBuf, PartKind, PartState, Root};
 use s3::SECRET;
-use std::time::Instant;
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    thread,
+    time::Instant,
+};
 
 #[path = "../tests/fixtures/s3.rs"]
 mod s3;
@@ -15,30 +20,27 @@ mod s3;
 /// A server of S3 and its objects, until it is dropped.
 struct ObjectStorage {
     server: s3::Server,
-    files: tempfile::TempDir,
+    _files: tempfile::TempDir,
+}
+
+/// What answers there, as S3.
+fn s3_at(at: SocketAddr, secret: &str, limit: Option<u64>, patience: Patience) -> Connection {
+    let builder = AmazonS3Builder::new()
+        .with_endpoint(format!("http://{at}"))
+        .with_region(s3::REGION)
+        .with_access_key_id(s3::KEY)
+        .with_secret_access_key(secret);
+    Connection::s3_of(builder, s3::BUCKET, "a/b", limit.map(Limit::new), patience).unwrap()
 }
 
 impl ObjectStorage {
     fn begin() -> Self {
         let files = tempfile::tempdir().unwrap();
-        Self { server: s3::Server::begin(files.path(), 0), files }
+        Self { server: s3::Server::begin(files.path(), 0), _files: files }
     }
 
     fn connect(&self, secret: &str, limit: Option<u64>) -> Connection {
-        choose_ciphers();
-        let mut connection = Connection::directory(&self.files.path().join("unused"), limit.map(Limit::new)).unwrap();
-        let builder = AmazonS3Builder::new()
-            .with_bucket_name(s3::BUCKET)
-            .with_endpoint(format!("http://{}", self.server.at()))
-            .with_region(s3::REGION)
-            .with_access_key_id(s3::KEY)
-            .with_secret_access_key(secret)
-            .with_allow_http(true)
-            .with_retry(RetryConfig { max_retries: 1, retry_timeout: Duration::from_secs(5), ..RetryConfig::default() });
-        connection.address = Address::S3 { bucket: s3::BUCKET.into(), prefix: "a/b".into() };
-        connection.base = Name::from("a/b");
-        connection.place = Arc::new(builder.build().unwrap());
-        connection
+        s3_at(self.server.at(), secret, limit, Patience { retries: 1, stalled: Duration::from_secs(30) })
     }
 }
 
@@ -151,6 +153,48 @@ fn a_limit_is_kept_by_small_objects() {
         }
         assert!(began.elapsed() >= Duration::from_millis(1100), "{place}: {:?}", began.elapsed());
     }
+}
+
+/// A slow line to a server: so many bytes a second each way on each connection.
+fn slow_line_to(server: SocketAddr, bytes_per_second: u64) -> SocketAddr {
+    const PIECE: usize = 32 << 10;
+    fn carry(mut from: TcpStream, mut to: TcpStream, bytes_per_second: u64) {
+        let mut piece = [0; PIECE];
+        while let Ok(read @ 1..) = from.read(&mut piece) {
+            thread::sleep(Duration::from_secs_f64(read as f64 / bytes_per_second as f64));
+            if to.write_all(&piece[..read]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Write);
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for near in listener.incoming().map_while(Result::ok) {
+            let Ok(far) = TcpStream::connect(server) else { return };
+            let back = (far.try_clone().unwrap(), near.try_clone().unwrap());
+            thread::spawn(move || carry(near, far, bytes_per_second));
+            thread::spawn(move || carry(back.0, back.1, bytes_per_second));
+        }
+    });
+    at
+}
+
+/// Large objects take their time on a slow line; only one that stands still is given up.
+#[test]
+fn a_slow_line_is_waited_for() {
+    let server = ObjectStorage::begin();
+    let bytes: Vec<u8> = (0..12 << 20).map(|at: u32| (at % 251) as u8).collect();
+    let stalled = Duration::from_secs(1);
+    let place = s3_at(slow_line_to(server.server.at(), 3 << 20), SECRET, None, Patience { retries: 0, stalled });
+    let began = Instant::now();
+    place.put("packs/large", bytes.clone()).unwrap();
+    place.put("packs/smaller", vec![7; 4 << 20]).unwrap();
+    assert!(began.elapsed() > stalled * 2, "the line is not slow: {:?}", began.elapsed());
+    let began = Instant::now();
+    assert!(place.get("packs/large", 12 << 20).unwrap().unwrap() == bytes);
+    assert!(began.elapsed() > stalled * 2, "the line is not slow: {:?}", began.elapsed());
 }
 
 #[test]

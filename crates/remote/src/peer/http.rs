@@ -4,7 +4,7 @@ use super::{
     Line,
     wire::{Answer, BODY_MAX, GREETING, LINE_MAX, PIECE, Request, read_answer, respond, wait_for, write_line},
 };
-use crate::{Connection, choose_ciphers, limit::Limit, told};
+use crate::{Connection, SLOWEST, choose_ciphers, limit::Limit, told};
 use axum::{
     Router,
     body::{Bytes, to_bytes},
@@ -26,8 +26,6 @@ use std::{
 const TOKEN: &str = "FERMATA_PEER_TOKEN";
 /// Fewer characters can be guessed.
 const TOKEN_MIN: usize = 16;
-/// A connection that carries fewer bytes a second is given up, and tried again.
-const SLOWEST: u64 = 16 << 10;
 /// Of what an answer says that is no answer of ours, what is told.
 const SAID_MAX: u64 = 200;
 
