@@ -198,6 +198,17 @@ fn a_slow_line_is_waited_for() {
 }
 
 #[test]
+fn one_that_accepts_and_says_nothing_is_given_up() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let place = s3_at(silent.local_addr().unwrap(), SECRET, None, Patience { retries: 1, stalled: Duration::from_millis(300) });
+    let began = Instant::now();
+    for error in [place.get("format", 10).unwrap_err(), place.put("packs/one", vec![1]).unwrap_err(), place.list("packs/").unwrap_err()] {
+        assert!(error.to_string().contains("timed out"), "{error}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+#[test]
 fn a_wrong_key_and_a_server_that_is_gone_are_told() {
     let server = ObjectStorage::begin();
     let error = server.connect("wrong", None).get("format", 10).unwrap_err().to_string();
