@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    CollectOptions, Encryption, Removal, Secret, VerifyOptions,
+    CollectOptions, Encryption, Progress, Removal, Secret, VerifyOptions,
     tests::{Failing, grow, is_encrypted, open, open_on, page, record},
 };
 use fermata_types::{PAGE_SIZE, PageName, Root, ZERO_PAGE};
@@ -310,35 +310,97 @@ fn a_push_may_fail_at_any_step() {
     }
 }
 
+/// Two push to one remote, one of them at any step of the other: what they share may be there twice, and all is whole.
+#[test]
+fn somebody_may_push_at_any_step_of_a_push() {
+    for steps in 0.. {
+        let [here, there, away] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+        let (place, between) = (Arc::new(Place::new()), Place::new());
+        let (one, other, to) = (store(here.path()), Arc::new(store(there.path())), store(away.path()));
+        let shared = history(&one, 3);
+        push(&one, &between, &shared).unwrap();
+        pull(&other, &between, &shared).unwrap();
+        other.set_branch("lab", "main", &shared[2]).unwrap();
+        push(&one, &place, &shared[..1]).unwrap();
+        let [mine, theirs] =
+            [(&one, 5), (&*other, 6)].map(|(store, step)| [&shared[..], &[grow(store, Some(shared[2]), step).unwrap()]].concat());
+        let main = RefName::Branch("main".into());
+        let (pusher, at, ids, branch) = (other.clone(), place.clone(), theirs.clone(), main.clone());
+        place.after(steps, move || {
+            push(&pusher, &at, &ids).unwrap();
+            assert!(pusher.set_remote_ref(&at, "lab", &branch, None, &ids[3]).unwrap());
+        });
+        push(&one, &place, &mine).unwrap_or_else(|error| panic!("after {steps} steps: {error}"));
+        if place.meanwhile.lock().unwrap().take().is_some() {
+            assert!(steps > 8, "only {steps} steps");
+            return;
+        }
+        assert!(!one.set_remote_ref(&place, "lab", &main, None, &mine[3]).unwrap());
+        let shown = to.remote_checkpoints(&place, "lab").unwrap();
+        assert_eq!(shown.iter().collect::<HashSet<_>>(), mine.iter().chain(&theirs).collect(), "after {steps} steps");
+        pull(&to, &place, &shown).unwrap_or_else(|error| panic!("after {steps} steps: {error}"));
+        assert_whole(&to);
+        mine.iter().for_each(|id| assert_eq!(pages(&to, id), pages(&one, id)));
+        theirs.iter().for_each(|id| assert_eq!(pages(&to, id), pages(&other, id)));
+    }
+}
+
+/// Four checkpoints of which the second is removed during a push, and a push that it is removed during. The third shares most of its pages with it.
+fn remove_during_a_push(push: impl FnOnce(&Store, &Place, &[CheckpointId], Box<dyn FnOnce() + Send>) -> Pushed) -> bool {
+    let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+    let (from, to) = (Arc::new(store(here.path())), store(there.path()));
+    let mut ids = history(&from, 2);
+    ids.push(prune::fork(&from, ids[1]));
+    ids.push(grow(&from, Some(ids[1]), 2).unwrap());
+    let (store, goes) = (from.clone(), ids[1]);
+    let remove = move || {
+        store.remove(&Removal { checkpoints: vec![goes], ..Removal::default() }).unwrap();
+        store.collect(&CollectOptions { rewrite_below: 100, ..CollectOptions::default() }, &mut |_, _| {}).unwrap();
+    };
+    let pushed = push(&from, &place, &ids, Box::new(remove));
+    let left_out = !pushed.gone.is_empty();
+    assert!(!left_out || pushed.gone == [goes], "{:?}", pushed.gone);
+    let shown = to.remote_checkpoints(&place, "lab").unwrap();
+    assert_eq!((shown.len(), shown.contains(&goes)), (ids.len() - pushed.gone.len(), !left_out));
+    pull(&to, &place, &shown).unwrap();
+    assert_whole(&to);
+    shown.iter().filter(|id| **id != goes).for_each(|id| assert_eq!(pages(&to, id), pages(&from, id)));
+    let parent = if left_out { ids[0] } else { goes };
+    assert_eq!([to.record(&ids[2]).unwrap().parent, to.record(&ids[3]).unwrap().parent], [Some(parent); 2]);
+    left_out
+}
+
 /// Whoever removes here while somebody pushes takes nothing away from what is sent of the others.
 #[test]
 fn what_is_removed_at_any_step_of_a_push_is_whole_there_or_left_out() {
     let (mut left_out, mut sent) = (0, 0);
     for steps in 0.. {
-        let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
-        let (from, to) = (Arc::new(store(here.path())), store(there.path()));
-        let ids = history(&from, 4);
-        let (store, goes) = (from.clone(), ids[1]);
-        place.after(steps, move || {
-            store.remove(&Removal { checkpoints: vec![goes], ..Removal::default() }).unwrap();
-            store.collect(&CollectOptions { rewrite_below: 100, ..CollectOptions::default() }, &mut |_, _| {}).unwrap();
+        let happened = std::cell::Cell::new(false);
+        let is_left_out = remove_during_a_push(|from, place, ids, remove| {
+            place.after(steps, remove);
+            let pushed = push(from, place, ids).unwrap_or_else(|error| panic!("after {steps} steps: {error}"));
+            happened.set(place.meanwhile.lock().unwrap().take().is_none());
+            pushed
         });
-        let pushed = push(&from, &place, &ids).unwrap_or_else(|error| panic!("after {steps} steps: {error}"));
-        if place.meanwhile.lock().unwrap().is_some() {
-            assert!(left_out > 2 && sent > 2, "{left_out} times left out, {sent} times sent");
-            return;
+        if !happened.get() {
+            break;
         }
-        let gone: Vec<_> = pushed.gone.iter().copied().collect();
-        assert!(gone.is_empty() || gone == [goes], "after {steps} steps: {gone:?}");
-        *(if gone.is_empty() { &mut sent } else { &mut left_out }) += 1;
-        let shown = to.remote_checkpoints(&place, "lab").unwrap();
-        assert_eq!((shown.len(), shown.contains(&goes)), (4 - gone.len(), gone.is_empty()), "after {steps} steps");
-        pull(&to, &place, &shown).unwrap_or_else(|error| panic!("after {steps} steps: {error}"));
-        assert_whole(&to);
-        shown.iter().filter(|id| **id != goes).for_each(|id| assert_eq!(pages(&to, id), pages(&from, id), "after {steps} steps"));
-        let parent = if gone.is_empty() { goes } else { ids[0] };
-        assert_eq!(to.record(&ids[2]).unwrap().parent, Some(parent), "after {steps} steps");
+        *(if is_left_out { &mut left_out } else { &mut sent }) += 1;
     }
+    assert!(left_out > 2 && sent > 2, "{left_out} times left out, {sent} times sent");
+    // Also while it is found out what to send: those before one that is removed do not count on it, and those after it do if it was held.
+    let left_out = [0, 1, 2, 3].map(|step| {
+        remove_during_a_push(|from, place, ids, remove| {
+            let mut remove = Some(remove);
+            let mut meanwhile = |stage, Progress { done, .. }: Progress| {
+                if stage == CopyStage::Compare && done == step {
+                    remove.take().unwrap()();
+                }
+            };
+            from.push(place, ids, &PushOptions::default(), &mut meanwhile).unwrap()
+        })
+    });
+    assert_eq!(left_out, [true, true, false, false]);
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn pushed(store: &Store, place: &Place, length: u64) -> Vec<CheckpointId> {
 }
 
 /// A checkpoint beside the line, which has a page of its own and shares the rest with its parent.
-fn fork(store: &Store, parent: CheckpointId) -> CheckpointId {
+pub(super) fn fork(store: &Store, parent: CheckpointId) -> CheckpointId {
     let base = store.record(&parent).unwrap().parts[0].tables["ram"];
     let mut writer = store.writer().unwrap();
     let changes = [(1, Some(writer.put_page(&page(77_000)).unwrap().0))];
