@@ -10,7 +10,7 @@ use fermata_remote::{Address, Sealed};
 pub use fermata_store::{Encryption, remote::RefName};
 use fermata_store::{
     Progress, Record, Secret, Store,
-    remote::{CopyStage, Pull, PullOptions, PushOptions, Remote},
+    remote::{CopyStage, Pull, PullOptions, PushOptions, Remote, check_identity, identity, make_remote},
 };
 use fermata_types::{CheckpointId, ImageId};
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,16 @@ pub struct RemoteEntry {
     /// Whether what is there is encrypted.
     #[serde(default)]
     pub encryption: Encryption,
+    /// Which remote it is, by the identity that it has there. None: nobody has used it under this name yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
+}
+
+impl RemoteEntry {
+    /// A place that nobody has used yet.
+    pub fn new(name: String, address: String, limit_bytes: Option<u64>, encryption: Encryption) -> Self {
+        Self { name, address, limit_bytes, encryption, identity: None }
+    }
 }
 
 /// What is to be copied.
@@ -248,8 +258,8 @@ pub(crate) fn there(store: &Path, request: &CopyRequest) -> Result<There, Proble
 /// Copies checkpoints to a remote. `busy` is told how far it is.
 pub fn push(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity)) -> Result<Copied, Problem> {
     let (opened, remote) = (local::open(store)?, connect(store, request)?);
-    let remote = &*remote;
-    if entry(store, request)?.name.is_empty() && opened.is_empty_remote(remote).map_err(problem)? {
+    let (entry, remote) = (entry(store, request)?, &*remote);
+    if entry.name.is_empty() && opened.is_empty_remote(remote).map_err(problem)? {
         // So that nobody forgets to say whether what is there can be read there.
         return Err(Problem::new(format!("{remote} has no checkpoints yet: `fermata remote add NAME {remote}` begins there")));
     }
@@ -274,7 +284,8 @@ pub fn push(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
     if let (false, Some((_, error))) = (request.without_images, closed.first()) {
         return Err(Problem::new(format!("{error}; or leave it out with --no-images")));
     }
-    let options = PushOptions { jobs: request.jobs, images: !request.without_images };
+    let identity = make(store, &entry, remote)?;
+    let options = PushOptions { jobs: request.jobs, images: !request.without_images, identity };
     let pushed = opened.push(remote, &ids, &options, &mut |stage, progress| busy(activity(stage, "sending", "pages", progress)));
     let pushed = pushed.map_err(|error| match (error, closed.into_iter().next()) {
         (fermata_store::Error::ImageNotOpen { .. }, Some((_, error))) => error,
@@ -286,8 +297,9 @@ pub fn push(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
             gone.short()
         )));
     }
-    let there = opened.remote_refs(remote, experiment).map_err(problem)?;
-    let mut copied = Copied {
+    // Whoever removed one has moved or removed what was on it.
+    let named = named.into_iter().filter(|(_, id)| !pushed.gone.contains(id));
+    Ok(Copied {
         remote: remote.to_string(),
         experiment: experiment.to_owned(),
         checkpoints: pushed.checkpoints,
@@ -298,25 +310,32 @@ pub fn push(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
         } else {
             images.into_keys().map(|id| CopiedImage { id, outcome: ImageOutcome::Sent }).collect()
         },
-        refs: Vec::new(),
-        gone: pushed.gone,
-    };
-    for (name, id) in named {
-        // Whoever removed it has moved or removed what was on it.
-        if copied.gone.contains(&id) {
-            continue;
-        }
+        refs: push_refs(&opened, remote, request, named, &parents)?,
+        gone: pushed.gone.clone(),
+    })
+}
+
+/// Moves branches and tags on a remote to where they are here.
+fn push_refs(
+    store: &Store,
+    remote: &dyn Remote,
+    request: &CopyRequest,
+    named: impl Iterator<Item = Named>,
+    parents: &HashMap<CheckpointId, Option<CheckpointId>>,
+) -> Result<Vec<CopiedRef>, Problem> {
+    let there = store.remote_refs(remote, &request.experiment).map_err(problem)?;
+    let push = |(name, id): Named| {
         let before = there.get(&name).copied();
-        let mut outcome = outcome(&name, id, before, &parents, request.force);
+        let mut outcome = outcome(&name, id, before, parents, request.force);
         if matches!(outcome, Outcome::New | Outcome::Moved)
-            && !opened.set_remote_ref(remote, experiment, &name, before.as_ref(), &id).map_err(problem)?
+            && !store.set_remote_ref(remote, &request.experiment, &name, before.as_ref(), &id).map_err(problem)?
         {
             // Somebody else was faster; whoever pushes again is told where it is.
             outcome = Outcome::Left { at: before.unwrap_or(id) };
         }
-        copied.refs.push(CopiedRef { name, checkpoint: id, outcome });
-    }
-    Ok(copied)
+        Ok(CopiedRef { name, checkpoint: id, outcome })
+    };
+    named.map(push).collect()
 }
 
 /// The golden images that checkpoints stand on and that a remote lacks.
@@ -483,8 +502,7 @@ fn cannot_answer(directory: &Path, error: &io::Error) -> Problem {
 pub(crate) fn entry(store: &Path, request: &CopyRequest) -> Result<RemoteEntry, Problem> {
     let all = remotes(store)?;
     let named = |text: &str| all.iter().find(|known| known.name == text || known.address == text);
-    let unnamed =
-        |address: &str| RemoteEntry { name: String::new(), address: address.to_owned(), limit_bytes: None, encryption: Encryption::None };
+    let unnamed = |address: &str| RemoteEntry::new(String::new(), address.to_owned(), None, Encryption::None);
     match &request.remote {
         Some(text) => match named(text) {
             Some(entry) => Ok(entry.clone()),
@@ -505,7 +523,39 @@ pub(crate) fn entry(store: &Path, request: &CopyRequest) -> Result<RemoteEntry, 
 
 pub(crate) fn connect(store: &Path, request: &CopyRequest) -> Result<Box<dyn Remote>, Problem> {
     let entry = entry(store, request)?;
-    unseal(store, request, &entry, reach(&entry, request)?)
+    let remote = unseal(store, request, &entry, reach(&entry, request)?)?;
+    recognize(store, &entry, &*remote)?;
+    Ok(remote)
+}
+
+/// Fails unless a place is what it was when it was used before under this name. Where that is not known, it is remembered what it is.
+fn recognize(store: &Path, entry: &RemoteEntry, remote: &dyn Remote) -> Result<(), Problem> {
+    match &entry.identity {
+        Some(expected) => check_identity(remote, expected).map_err(problem),
+        None if entry.name.is_empty() => Ok(()),
+        None => identity(remote).map_err(problem)?.map_or(Ok(()), |found| remember(store, entry, found)),
+    }
+}
+
+/// What a place is that is pushed to, which becomes a remote if it is none yet. That is remembered before anything is sent there, so that from then on no other
+/// place is taken for it. None: it has no name here.
+fn make(store: &Path, entry: &RemoteEntry, remote: &dyn Remote) -> Result<Option<String>, Problem> {
+    if entry.name.is_empty() || entry.identity.is_some() {
+        return Ok(entry.identity.clone());
+    }
+    let made = make_remote(remote).map_err(problem)?;
+    remember(store, entry, made.clone())?;
+    Ok(Some(made))
+}
+
+fn remember(store: &Path, entry: &RemoteEntry, identity: String) -> Result<(), Problem> {
+    let mut all = remotes(store)?;
+    // Somebody may have forgotten it meanwhile.
+    if let Some(known) = all.iter_mut().find(|known| **known == *entry) {
+        known.identity = Some(identity);
+        write_json(&store.join(FILE), &all)?;
+    }
+    Ok(())
 }
 
 /// The same for those who wait: as fast as it can be, and told soon when it cannot.
@@ -538,6 +588,12 @@ fn unseal(store: &Path, request: &CopyRequest, entry: &RemoteEntry, place: Box<d
             return Err(Problem::new(format!("{} is encrypted: set FERMATA_PASSPHRASE, or name its --key-file", entry.address)));
         }
     };
+    if let Some(expected) = &entry.identity
+        && !Sealed::is_sealed(&place).map_err(failed)?
+    {
+        // What is gone is not begun anew.
+        check_identity(&place, expected).map_err(problem)?;
+    }
     Ok(Box::new(Sealed::open(place, &secret).map_err(failed)?))
 }
 
@@ -673,12 +729,7 @@ mod tests {
     #[test]
     fn remotes_are_remembered() {
         let place = tempfile::tempdir().unwrap();
-        let entry = |name: &str, address: &str| RemoteEntry {
-            name: name.into(),
-            address: address.into(),
-            limit_bytes: Some(5),
-            encryption: Encryption::None,
-        };
+        let entry = |name: &str, address: &str| RemoteEntry::new(name.into(), address.into(), Some(5), Encryption::None);
         assert_eq!(remotes(place.path()).unwrap(), []);
         add(place.path(), entry("origin", "s3://bucket/a/")).unwrap();
         add(place.path(), entry("other", "/somewhere")).unwrap();

@@ -29,7 +29,12 @@ use object_store::{
     UpdateVersion, aws::AmazonS3Builder, local::LocalFileSystem, path::Path as Name,
 };
 use peer::Peer;
-use std::{fmt, fs, io, path::Path, sync::Arc, time::Duration};
+use std::{
+    fmt, fs, io,
+    path::Path,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 use tokio::runtime::Runtime;
 
 /// A place that is tried again and again for so long is gone.
@@ -63,7 +68,7 @@ struct Patience {
 /// its other clients use (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL`); for another host there is `ssh`, or what `FERMATA_SSH` names;
 /// for HTTP a [`Token`].
 ///
-/// Nothing is asked of it yet. A directory is made if there is none.
+/// Nothing is asked of it yet. A directory is made if there is none, when something is put there.
 pub fn open(address: &Address, bytes_per_second: Option<u64>) -> io::Result<Box<dyn Remote>> {
     with_patience(address, bytes_per_second, Patience { retries: RETRIES, stalled: STALLED })
 }
@@ -86,7 +91,8 @@ fn with_patience(address: &Address, bytes_per_second: Option<u64>, patience: Pat
 /// Object storage or a directory, reached.
 struct Connection {
     address: Address,
-    place: Arc<dyn ObjectStore>,
+    /// None: a directory that was not there when somebody looked.
+    place: OnceLock<Arc<dyn ObjectStore>>,
     /// The same with more time: for parts of objects, and what is as large. None: it takes no time.
     patient: Option<Arc<dyn ObjectStore>>,
     base: Name,
@@ -96,9 +102,7 @@ struct Connection {
 
 impl Connection {
     fn directory(path: &Path, limit: Option<Limit>) -> io::Result<Self> {
-        fs::create_dir_all(path)?;
-        let place = LocalFileSystem::new_with_prefix(path).map_err(told)?.with_fsync(true);
-        Self::new(Address::Directory(path.to_owned()), Arc::new(place), None, Name::default(), limit)
+        Self::new(Address::Directory(path.to_owned()), OnceLock::new(), None, Name::default(), limit)
     }
 
     fn s3(bucket: &str, prefix: &str, limit: Option<Limit>, patience: Patience) -> io::Result<Self> {
@@ -116,12 +120,12 @@ impl Connection {
         };
         let patient = reach(patience.stalled + Duration::from_secs(PART as u64 / SLOWEST))?;
         let address = Address::S3 { bucket: bucket.to_owned(), prefix: prefix.to_owned() };
-        Self::new(address, reach(patience.stalled)?, Some(patient), Name::from(prefix), limit)
+        Self::new(address, reach(patience.stalled)?.into(), Some(patient), Name::from(prefix), limit)
     }
 
     fn new(
         address: Address,
-        place: Arc<dyn ObjectStore>,
+        place: OnceLock<Arc<dyn ObjectStore>>,
         patient: Option<Arc<dyn ObjectStore>>,
         base: Name,
         limit: Option<Limit>,
@@ -130,14 +134,39 @@ impl Connection {
         Ok(Self { address, place, patient, base, runtime, limit })
     }
 
+    /// None: it is a directory that is not there, and nothing is in it. Who only looks makes none: what should be mounted there may not be.
+    fn place(&self) -> io::Result<Option<&Arc<dyn ObjectStore>>> {
+        if let (None, Address::Directory(path)) = (self.place.get(), &self.address) {
+            match fs::metadata(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(error),
+                Ok(about) if !about.is_dir() => return Err(io::ErrorKind::NotADirectory.into()),
+                Ok(_) => {}
+            }
+            let place = LocalFileSystem::new_with_prefix(path).map_err(told)?.with_fsync(true);
+            // Another thread may have been as fast.
+            let _ = self.place.set(Arc::new(place));
+        }
+        Ok(self.place.get())
+    }
+
+    /// The same for whoever puts something there.
+    fn made_place(&self) -> io::Result<&Arc<dyn ObjectStore>> {
+        if let (None, Address::Directory(path)) = (self.place.get(), &self.address) {
+            fs::create_dir_all(path)?;
+        }
+        self.place()?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
     fn name(&self, object: &str) -> Name {
         Name::from_iter(self.base.parts().chain(Name::from(object).parts()))
     }
 
     fn read(&self, object: &str, range: Option<GetRange>, most: u64) -> io::Result<Option<(Vec<u8>, UpdateVersion)>> {
+        let Some(place) = self.place()? else { return Ok(None) };
         let options = GetOptions { range, ..GetOptions::default() };
         self.runtime.block_on(async {
-            let got = match self.place.get_opts(&self.name(object), options).await {
+            let got = match place.get_opts(&self.name(object), options).await {
                 Err(Error::NotFound { .. }) => return Ok(None),
                 got => got.map_err(told)?,
             };
@@ -183,6 +212,7 @@ impl Connection {
 
     /// Whether it was as it should be, and is changed now. Directories have no such request: whoever changes a ref of one holds a lock meanwhile.
     fn swap_file(directory: &Path, object: &str, before: Option<&[u8]>, bytes: &[u8]) -> io::Result<bool> {
+        fs::create_dir_all(directory)?;
         let lock = fs::OpenOptions::new().write(true).create(true).truncate(false).open(directory.join("lock"))?;
         lock.lock()?;
         let path = directory.join(object);
@@ -216,8 +246,9 @@ impl Remote for Connection {
     }
 
     fn tail(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
+        let Some(place) = self.place()? else { return Ok(None) };
         // Not as a range from the end: servers differ in what they make of one that is longer than the object.
-        let length = match self.runtime.block_on(self.place.head(&self.name(name))) {
+        let length = match self.runtime.block_on(place.head(&self.name(name))) {
             Err(Error::NotFound { .. }) => return Ok(None),
             head => head.map_err(told)?.size,
         };
@@ -234,7 +265,10 @@ impl Remote for Connection {
     }
 
     fn put(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
-        let place = self.patient.as_ref().filter(|_| bytes.len() > SMALL).unwrap_or(&self.place);
+        let place = match &self.patient {
+            Some(patient) if bytes.len() > SMALL => patient,
+            _ => self.made_place()?,
+        };
         if bytes.len() > PART && (self.patient.is_some() || self.limit.is_some()) {
             return self.write_in_parts(&**place, name, &bytes);
         }
@@ -256,7 +290,7 @@ impl Remote for Connection {
         let mode = version.map_or(PutMode::Create, PutMode::Update);
         let object = self.name(name);
         let options = PutOptions { mode, ..PutOptions::default() };
-        match self.runtime.block_on(self.place.put_opts(&object, bytes.into(), options)) {
+        match self.runtime.block_on(self.made_place()?.put_opts(&object, bytes.into(), options)) {
             Ok(_) => Ok(true),
             Err(Error::Precondition { .. } | Error::AlreadyExists { .. }) => Ok(false),
             Err(error) => Err(told(error)),
@@ -264,7 +298,8 @@ impl Remote for Connection {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        match self.runtime.block_on(self.place.delete(&self.name(name))) {
+        let Some(place) = self.place()? else { return Ok(()) };
+        match self.runtime.block_on(place.delete(&self.name(name))) {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(told(error)),
         }
@@ -275,11 +310,12 @@ impl Remote for Connection {
     }
 
     fn list(&self, prefix: &str) -> io::Result<Vec<(String, u64)>> {
+        let Some(place) = self.place()? else { return Ok(Vec::new()) };
         let base = self.base.as_ref();
         let within = |name: &Name| name.as_ref().strip_prefix(base).map(|rest| rest.trim_start_matches('/').to_owned());
         self.runtime.block_on(async {
             let prefix = self.name(prefix.trim_end_matches('/'));
-            let listed = self.place.list(Some(&prefix)).try_collect::<Vec<_>>().await;
+            let listed = place.list(Some(&prefix)).try_collect::<Vec<_>>().await;
             match listed {
                 Err(Error::NotFound { .. }) => Ok(Vec::new()),
                 listed => {

@@ -2,8 +2,8 @@
 
 use super::*;
 use fermata_store::{
-    Cost, Record, Store, VerifyOptions,
-    remote::{PruneOptions, PullOptions, PushOptions, RefName},
+    Cost, Record, Secret, Store, VerifyOptions,
+    remote::{PruneOptions, PullOptions, PushOptions, RefName, check_identity, identity, make_remote},
 };
 use fermata_types::{CheckpointId, PAGE_SIZE, PageBuf, PartKind, PartState, Root};
 use s3::SECRET;
@@ -77,6 +77,50 @@ fn objects_are_put_and_got() {
         assert_eq!(place.list("packs/").unwrap().len(), 1);
         assert_ne!(place.unique().unwrap(), place.unique().unwrap());
     });
+}
+
+/// Whoever only looks leaves no directory behind, in which something else might have to be mounted.
+#[test]
+fn who_looks_makes_no_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("not/there");
+    let places: [&dyn Remote; 3] =
+        [&Connection::directory(&path, None).unwrap(), &Peer::of_thread(&path, None), &Peer::of_listener(&path, None)];
+    for place in places {
+        assert_eq!(place.get("format", 10).unwrap(), None);
+        assert_eq!(place.tail("packs/a", 10).unwrap(), None);
+        assert_eq!(place.range("packs/a", 0, 10).unwrap(), None);
+        assert_eq!(place.list("packs/").unwrap(), []);
+        place.remove("packs/a").unwrap();
+        assert!(!directory.path().join("not").exists(), "{place}");
+    }
+    places[1].put("packs/a", vec![1]).unwrap();
+    places.iter().for_each(|place| assert_eq!(place.get("packs/a", 10).unwrap(), Some(vec![1])));
+    let file = directory.path().join("file");
+    fs::write(&file, b"").unwrap();
+    assert!(Connection::directory(&file, None).unwrap().get("format", 10).unwrap_err().to_string().contains("directory"));
+}
+
+#[test]
+fn a_remote_is_known_again() {
+    on_each_kind(|place| {
+        assert_eq!(identity(place).unwrap(), None);
+        let made = make_remote(place).unwrap();
+        assert_eq!(make_remote(place).unwrap(), made);
+        check_identity(place, &made).unwrap();
+        assert!(check_identity(place, &"0".repeat(32)).unwrap_err().to_string().contains(&made[..12]));
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let sealed = |words: &str| {
+        let place = Connection::directory(&directory.path().join(words), None).unwrap();
+        Sealed::open(place, &Secret::Passphrase(words.into())).unwrap()
+    };
+    let [one, other] = ["one", "other"].map(|words| (make_remote(&sealed(words)).unwrap(), words));
+    for (identity, words) in [&one, &other] {
+        check_identity(&sealed(words), identity).unwrap();
+        assert!(!directory.path().join(words).join("identity").exists());
+    }
+    check_identity(&sealed(one.1), &other.0).unwrap_err();
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Remote stores: checkpoints copied to a place that knows only names and bytes, such as object storage, and back.
 //!
-//! - `catalog`: what lies in the packs of a remote
+//! - `catalog`: what lies in the packs of a remote; `identity`: whether it is the remote that is meant
 //! - `lines`: who descends from whom; `lease`: who pushes and who removes at the same time
 //! - `prune`: removes what nothing on a remote needs
 //! - `push`: packs what a remote lacks, and sends it
@@ -17,6 +17,7 @@
 
 mod away;
 mod catalog;
+mod identity;
 mod image;
 mod lease;
 mod lines;
@@ -29,6 +30,7 @@ mod shelf;
 mod tests;
 
 pub use away::{Away, AwayState};
+pub use identity::{check_identity, identity, make_remote};
 pub use prune::{PruneOptions, Pruned};
 pub use pull::{Pull, PullOptions, Pulled};
 pub use push::{PushOptions, Pushed};

@@ -22,7 +22,7 @@ and on another host, with the same token:
 A line of ~/.ssh/authorized_keys, for somebody who may reach this directory and nothing else:
   restrict,command=\"fermata peer /backup\" ssh-ed25519 AAAA...")]
 pub struct Peer {
-    /// The directory; made if there is none
+    /// The directory; made if there is none, when something is put there
     #[arg(value_name = "DIR")]
     directory: PathBuf,
     /// Answer over HTTP, on this address of this host; port 0 is any that is free

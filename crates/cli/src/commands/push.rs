@@ -158,7 +158,7 @@ impl Clone {
         let request = with_passphrase(&store, request)?;
         let all = remotes::experiments_on(&store, &request)?;
         let encryption = remotes::encryption(&store, &request)?;
-        remotes::add(&store, RemoteEntry { name: self.name, address: self.address, limit_bytes: request.limit_bytes, encryption })?;
+        remotes::add(&store, RemoteEntry::new(self.name, self.address, request.limit_bytes, encryption))?;
         let wanted = all.into_iter().filter(|name| context.experiment().is_none_or(|wanted| wanted == name));
         let mut copied = Vec::new();
         for experiment in wanted {

@@ -156,7 +156,7 @@ impl Remote {
         match self.what {
             Some(What::Add { name, address, limit, secrecy }) => {
                 let encryption = secrecy.chosen()?;
-                let entry = remotes::add(&store, RemoteEntry { name, address, limit_bytes: limit.map(ByteSize::bytes), encryption })?;
+                let entry = remotes::add(&store, RemoteEntry::new(name, address, limit.map(ByteSize::bytes), encryption))?;
                 out.answer(&entry, |style| if out.quiet { entry.name.clone() } else { list(std::slice::from_ref(&entry), style) })?;
             }
             Some(What::Prune(prune)) => prune.run(context, &store)?,

@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn what_it_says() {
         let round = |bytes| SwapRound { checkpoint: id(3), bytes, took_ms: 50.0 };
-        let nas = RemoteEntry { name: "nas".into(), address: "/nas".into(), limit_bytes: None, encryption: Encryption::None };
+        let nas = RemoteEntry::new("nas".into(), "/nas".into(), None, Encryption::None);
         let swapped = SwappedOut {
             experiment: "tryout".into(),
             branch: "main".into(),

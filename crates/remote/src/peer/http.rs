@@ -146,7 +146,7 @@ struct Served {
     token: Token,
 }
 
-/// Answers for a directory, which is made if there is none, to whoever knows the token, on whatever path; for as long as the process lives. `began` is called when nothing is in the way.
+/// Answers for a directory, which is made if there is none and something is put there, to whoever knows the token, on whatever path; for as long as the process lives. `began` is called when nothing is in the way.
 ///
 /// Only on this host: what speaks TLS to others is a proxy before it.
 pub fn listen(directory: &Path, listener: TcpListener, token: Token, began: impl FnOnce()) -> io::Result<()> {

@@ -3,7 +3,7 @@
 use super::{
     CopyStage, Name, Remote,
     catalog::{Catalog, pack_name},
-    check_format, checkpoints_on, image,
+    checkpoints_on, identity, image,
     image::ImageRecord,
     lease::{Going, Lease, unique},
     lines, place, record_name,
@@ -37,11 +37,13 @@ pub struct PushOptions {
     pub jobs: usize,
     /// Send the golden images, too. Else a checkpoint can be used only where its images are; pages of memory that lie in one are sent all the same.
     pub images: bool,
+    /// What the remote is: another place is refused. None: whatever is there, and an empty place becomes a remote.
+    pub identity: Option<String>,
 }
 
 impl Default for PushOptions {
     fn default() -> Self {
-        Self { jobs: 4, images: true }
+        Self { jobs: 4, images: true, identity: None }
     }
 }
 
@@ -75,7 +77,7 @@ impl Store {
         options: &PushOptions,
         progress: &mut dyn FnMut(CopyStage, Progress),
     ) -> Result<Pushed> {
-        check_format(remote, true)?;
+        identity::settle(remote, options.identity.as_deref())?;
         let lease = Lease::take(remote)?;
         let going = Going::look(remote)?;
         let (mut records, gone) = self.still_here(ids)?;

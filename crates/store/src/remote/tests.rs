@@ -472,7 +472,8 @@ fn a_remote_that_lies_is_found_out() {
         pulled
     };
     let mut refused = 0;
-    for object in place.objects("") {
+    // Whoever pulls has asked before which remote it is.
+    for object in place.objects("").into_iter().filter(|object| !object.ends_with("identity")) {
         let good = fs::read(&object).unwrap();
         let step = (good.len() / 60).max(1);
         for at in (0..good.len()).step_by(step) {
