@@ -30,6 +30,8 @@ const PACK_BYTES: u64 = 32 << 20;
 /// Checkpoints that are planned and sent together at most: each is held, by an open file.
 const GROUP_MAX: usize = 256;
 
+type Records = Vec<(CheckpointId, Record)>;
+
 /// How to push.
 #[derive(Debug, Clone)]
 pub struct PushOptions {
@@ -118,7 +120,7 @@ impl Store {
     }
 
     /// The records of checkpoints, and those that somebody has removed.
-    fn still_here(&self, ids: &[CheckpointId]) -> Result<(Vec<(CheckpointId, Record)>, Vec<CheckpointId>)> {
+    fn still_here(&self, ids: &[CheckpointId]) -> Result<(Records, Vec<CheckpointId>)> {
         let (mut records, mut gone) = (Vec::with_capacity(ids.len()), Vec::new());
         for id in ids {
             match self.record(id) {
