@@ -132,8 +132,9 @@ fn compared(
         Err(problem) => (There::default(), Some(problem.message)),
     };
     let is_lacking = |id: &CheckpointId| !there.checkpoints.contains(id) && !there.removed.contains(id);
-    let newest = here.iter().max_by_key(|(_, record)| record.created_ns);
-    let newest_there = here.iter().filter(|(id, _)| there.checkpoints.contains(id)).max_by_key(|(_, record)| record.created_ns);
+    // The newest are the last, whatever the clock said.
+    let newest = here.last();
+    let newest_there = here.iter().rfind(|(id, _)| there.checkpoints.contains(id));
     let apart =
         |(newest, there): (&(CheckpointId, Record), &(CheckpointId, Record))| newest.1.created_ns.saturating_sub(there.1.created_ns);
     BackupStanding {

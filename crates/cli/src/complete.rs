@@ -21,7 +21,6 @@ use fermata_api::{
     values::{Checkpoint, Experiment, LinkRequest, Run},
 };
 use std::{
-    cmp::Reverse,
     collections::BTreeSet,
     env,
     ffi::{OsStr, OsString},
@@ -113,7 +112,7 @@ pub fn tags() -> ArgValueCandidates {
 pub fn parts() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         soon(|context| {
-            let newest = history(context)?.into_iter().max_by_key(|checkpoint| checkpoint.created_ns);
+            let newest = history(context)?.pop();
             let parts = newest.into_iter().flat_map(|checkpoint| checkpoint.parts);
             let shown = parts.filter(|part| matches!(part.kind, PartKind::Machine | PartKind::Disk));
             Ok(shown.map(|part| CompletionCandidate::new(part.name)).collect())
@@ -188,7 +187,7 @@ fn history(context: &Context) -> Result<Vec<Checkpoint>, Failure> {
 }
 
 fn checkpoints_in(mut history: Vec<Checkpoint>, current: &str) -> Candidates {
-    history.sort_by_key(|checkpoint| Reverse(checkpoint.created_ns));
+    history.reverse();
     let names = named(&history, |checkpoint| &checkpoint.heads).into_iter().chain(named(&history, |checkpoint| &checkpoint.tags));
     let ids = history.iter().filter_map(|checkpoint| {
         let (whole, short) = (checkpoint.id.to_string(), checkpoint.id.short());

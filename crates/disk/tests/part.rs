@@ -52,6 +52,7 @@ impl Bench {
             branch: branch.into(),
             message: None,
             created_ns: 0,
+            after_ns: None,
             time_virtual_ns: 0,
             began_ns: None,
             events: 0,

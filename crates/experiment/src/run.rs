@@ -449,6 +449,7 @@ impl Run {
             branch: standing.branch,
             message,
             created_ns: wall_ns(),
+            after_ns: None,
             time_virtual_ns: plan::time_virtual(&parts, "being made")?.ns,
             began_ns: body.clock.began_ns(),
             spec: self.spec.clone(),
@@ -470,6 +471,7 @@ impl Run {
                 composition: work.composition,
             },
         };
+        let record = self.host.store().in_line(record);
         Ok((work.writer.commit_held(&record)?, record))
     }
 

@@ -342,6 +342,6 @@ fn write(store: &Store, name: &str, head: Option<Head>, job: &Job) -> Result<Hea
     let spec = serde_json::json!({ "name": name, "area": { "pages": pages } });
     let parent = head.as_ref().map(|head| head.hold.id());
     let record = Record { message: job.message.clone(), ..record(parent, name, BRANCH, spec, vec![part.clone()], cost) };
-    let hold = writer.commit_held(&record)?;
+    let hold = writer.commit_held(&store.in_line(record))?;
     Ok(Head { hold: Arc::new(hold), state: Arc::new(part) })
 }

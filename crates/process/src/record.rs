@@ -19,6 +19,7 @@ pub(crate) fn record(
         branch: branch.to_owned(),
         message: None,
         created_ns: clock::wall_ns(),
+        after_ns: None,
         time_virtual_ns: 0,
         began_ns: None,
         spec,

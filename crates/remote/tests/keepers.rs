@@ -98,6 +98,7 @@ fn record(parent: Option<CheckpointId>, experiment: &str, branch: &str, ram: Roo
         branch: branch.into(),
         message: None,
         created_ns: wall_ns(),
+        after_ns: None,
         time_virtual_ns: 0,
         began_ns: None,
         events: 0,

@@ -167,7 +167,7 @@ fn heads(records: &HashMap<CheckpointId, Record>) -> BTreeMap<Vec<u8>, Checkpoin
     let parents: HashSet<_> = records.values().filter_map(|record| Some((record.parent?, &record.experiment, &record.branch))).collect();
     let head = |ids: &[CheckpointId]| {
         let grew_on = |id: &CheckpointId| parents.contains(&(*id, &records[id].experiment, &records[id].branch));
-        ids.iter().copied().max_by_key(|id| (!grew_on(id), records[id].created_ns, *id))
+        ids.iter().copied().max_by_key(|id| (!grew_on(id), records[id].order_ns(), *id))
     };
     branches.into_iter().filter_map(|(key, ids)| Some((key, head(&ids)?))).collect()
 }

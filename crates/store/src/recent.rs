@@ -12,7 +12,15 @@ use heed::{RoTxn, RwTxn};
 const BEHIND: usize = 1 + 8 + 32;
 
 impl Store {
-    /// The newest checkpoints of an experiment, so many at most, by when they were taken. A parent is the nearest ancestor that was not removed.
+    /// The record of a checkpoint that is about to be taken, with its place behind its parent if the clock was set back since that was taken.
+    pub fn in_line(&self, record: Record) -> Record {
+        // A parent that is gone, or cannot be read, is in nobody's order; whoever commits finds out.
+        let after_ns = record.parent.and_then(|parent| self.record(&parent).ok()).map(|parent| parent.order_ns());
+        Record { after_ns: after_ns.filter(|after| *after >= record.created_ns), ..record }
+    }
+
+    /// The newest checkpoints of an experiment, so many at most: by when they were taken, and none before one that grew from it, whatever the clock said. A parent is
+    /// the nearest ancestor that was not removed.
     pub fn newest(&self, experiment: &str, count: usize) -> Result<Vec<(CheckpointId, Record)>> {
         let index = &self.0.index;
         let read = index.read()?;
@@ -98,5 +106,5 @@ fn prefix(experiment: &str) -> Vec<u8> {
 
 /// The newest first.
 fn key(id: &CheckpointId, record: &Record) -> Vec<u8> {
-    [&prefix(&record.experiment)[..], &(!record.created_ns).to_be_bytes(), id.as_bytes()].concat()
+    [&prefix(&record.experiment)[..], &(!record.order_ns()).to_be_bytes(), id.as_bytes()].concat()
 }

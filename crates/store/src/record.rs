@@ -20,6 +20,9 @@ pub struct Record {
     pub message: Option<String>,
     /// Wall clock of the host, ns since 1970.
     pub created_ns: u64,
+    /// The [`order`](Self::order_ns) of its parent, where that is not before `created_ns`: the host's clock was set back between them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after_ns: Option<u64>,
     /// Virtual time of the instant, ns.
     pub time_virtual_ns: u64,
     /// What the host's wall clock showed at virtual time zero, ns since 1970: the time of day in the experiment is counted from it. Older checkpoints do not tell.
@@ -121,6 +124,11 @@ struct VersionOnly {
 }
 
 impl Record {
+    /// What checkpoints are put in order by, the newest last: the wall clock, and behind its parent where that had been set back. Text and ages are about `created_ns`.
+    pub fn order_ns(&self) -> u64 {
+        self.after_ns.map_or(0, |after| after.saturating_add(1)).max(self.created_ns)
+    }
+
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
         let refused = |what: String| Error::refused(what, "make the specification or the details of its parts smaller and plain");
         let bytes = serde_json::to_vec(&Versioned { version: VERSION, record: self })

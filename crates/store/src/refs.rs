@@ -291,20 +291,20 @@ pub(crate) fn check_name(kind: &str, name: &str) -> Result<()> {
     Ok(())
 }
 
-fn parents_first(mut records: BTreeMap<CheckpointId, Record>) -> Vec<(CheckpointId, Record)> {
+pub(crate) fn parents_first(mut records: BTreeMap<CheckpointId, Record>) -> Vec<(CheckpointId, Record)> {
     let mut children: HashMap<CheckpointId, Vec<CheckpointId>> = HashMap::new();
     // By age, so that siblings and unrelated trees come in the order in which they were made.
     let mut ready = BTreeSet::new();
     for (id, record) in &records {
         match record.parent.filter(|parent| records.contains_key(parent)) {
             Some(parent) => children.entry(parent).or_default().push(*id),
-            None => _ = ready.insert((record.created_ns, *id)),
+            None => _ = ready.insert((record.order_ns(), *id)),
         }
     }
     let mut ordered = Vec::with_capacity(records.len());
     while let Some((_, id)) = ready.pop_first() {
         for child in children.remove(&id).unwrap_or_default() {
-            ready.insert((records[&child].created_ns, child));
+            ready.insert((records[&child].order_ns(), child));
         }
         // No record is its own ancestor: an id is the hash of a record that holds the parent's id.
         ordered.extend(records.remove(&id).map(|record| (id, record)));

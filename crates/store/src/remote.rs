@@ -35,7 +35,7 @@ pub use prune::{PruneOptions, Pruned};
 pub use pull::{Pull, PullOptions, Pulled};
 pub use push::{PushOptions, Pushed};
 
-use crate::{Error, Record, Result, Store, pack::frame::RECORD_MAX};
+use crate::{Error, Record, Result, Store, pack::frame::RECORD_MAX, refs::parents_first};
 use fermata_types::CheckpointId;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -197,7 +197,7 @@ impl Store {
         Ok(line)
     }
 
-    /// The records of an experiment on a remote, each with the nearest of its ancestors that is there as its parent.
+    /// The records of an experiment on a remote, parents before children, each with the nearest of its ancestors that is there as its parent.
     pub fn remote_records(&self, remote: &dyn Remote, experiment: &str, jobs: usize) -> Result<Vec<(CheckpointId, Record)>> {
         let ids = self.remote_checkpoints(remote, experiment)?;
         let there: HashSet<_> = ids.iter().copied().collect();
@@ -206,13 +206,12 @@ impl Store {
             let parent = lines::nearest(remote, experiment, record.parent, |id| Ok(there.contains(id)))?.0;
             Ok(Record { parent, ..record })
         };
-        let mut records = Vec::with_capacity(ids.len());
+        let mut records = BTreeMap::new();
         in_parallel(jobs.max(1), &ids, read, |id, record| {
-            records.push((*id, record));
+            records.insert(*id, record);
             Ok(())
         })?;
-        records.sort_by_key(|(id, record)| (record.created_ns, *id));
-        Ok(records)
+        Ok(parents_first(records))
     }
 
     /// Checkpoints of an experiment that were removed from a remote.

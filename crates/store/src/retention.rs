@@ -8,14 +8,17 @@
 //! stretches of E and keeps the first checkpoint of each, until that is as old as F; without `for F` it keeps it for ever. Since the first of a stretch stays
 //! the first whatever comes later, it does not matter how often somebody prunes: what a rule will want next week is not removed today.
 //!
-//! What people and runs stand on always stays: see [`Why`]. Ages count up to the newest checkpoint, or to now if that is earlier: an experiment that rests for a month loses
+//! Clocks are set back. So what is newer is told by the line alone: a checkpoint is newer than what it grew from, whatever the clock showed. And where the clock
+//! shows the same time once more, its stretches begin anew.
+//!
+//! What people and runs stand on always stays: see [`Why`]. Ages count up to the newest end of a line, or to now if that is earlier: an experiment that rests for a month loses
 //! nothing by it, and a record from the future does not make all others old.
 
 use fermata_types::CheckpointId;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    fmt,
+    collections::{BTreeSet, HashMap},
+    fmt, iter,
     str::FromStr,
 };
 
@@ -90,12 +93,12 @@ impl Keep {
     /// Why each of these checkpoints stays, in their order; those that stay for no reason may go. They are all of one experiment.
     pub fn verdicts(&self, candidates: &[Candidate], now_ns: u64) -> Vec<BTreeSet<Why>> {
         let mut verdicts = protected(candidates);
-        let newest = candidates.iter().map(|candidate| candidate.created_ns).max().unwrap_or(now_ns);
-        for line in branches(candidates) {
-            for rule in &self.rules {
-                for place in rule.keeps(candidates, &line, now_ns.min(newest)) {
-                    verdicts[place].insert(Why::Rule(rule.to_string()));
-                }
+        let ends = candidates.iter().zip(&verdicts).filter(|(_, why)| why.contains(&Why::End));
+        let newest = ends.map(|(candidate, _)| candidate.created_ns).max().unwrap_or(now_ns);
+        let before = before(candidates);
+        for rule in &self.rules {
+            for place in rule.keeps(candidates, &before, now_ns.min(newest)) {
+                verdicts[place].insert(Why::Rule(rule.to_string()));
             }
         }
         verdicts
@@ -123,31 +126,34 @@ fn protected(candidates: &[Candidate]) -> Vec<BTreeSet<Why>> {
     candidates.iter().map(why).collect()
 }
 
-/// The places of the checkpoints of each branch, the oldest first.
-fn branches(candidates: &[Candidate]) -> Vec<Vec<usize>> {
-    let mut branches: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-    for (place, candidate) in candidates.iter().enumerate() {
-        branches.entry(&candidate.branch).or_default().push(place);
-    }
-    let mut branches: Vec<_> = branches.into_values().collect();
-    for line in &mut branches {
-        line.sort_by_key(|place| (candidates[*place].created_ns, candidates[*place].id));
-    }
-    branches
+/// The place of what is before each on its line: the nearest ancestor on the same branch.
+fn before(candidates: &[Candidate]) -> Vec<Option<usize>> {
+    let places: HashMap<_, _> = candidates.iter().enumerate().map(|(place, candidate)| (candidate.id, place)).collect();
+    let parents: Vec<_> = candidates.iter().map(|candidate| places.get(&candidate.parent?).copied()).collect();
+    let before = |place: usize| {
+        let mut ancestors = iter::successors(parents[place], |at| parents[*at]);
+        ancestors.find(|at| candidates[*at].branch == candidates[place].branch)
+    };
+    (0..candidates.len()).map(before).collect()
 }
 
 impl Rule {
-    /// What it keeps of a branch.
-    fn keeps(&self, candidates: &[Candidate], line: &[usize], now_ns: u64) -> Vec<usize> {
+    /// What it keeps; `before` says what is before each on its line.
+    fn keeps(&self, candidates: &[Candidate], before: &[Option<usize>], now_ns: u64) -> Vec<usize> {
+        let places = 0..candidates.len();
         match *self {
-            Self::Last(count) => line.iter().rev().take(count as usize).copied().collect(),
+            Self::Last(count) => {
+                let followed: BTreeSet<_> = before.iter().flatten().copied().collect();
+                let ends = places.filter(|place| !followed.contains(place));
+                ends.flat_map(|end| iter::successors(Some(end), |at| before[*at]).take(count as usize)).collect()
+            }
             Self::Every { seconds, age } => {
                 let created = |place: usize| candidates[place].created_ns;
                 let stretch = |place: usize| created(place) / (seconds * NS_PER_SECOND);
-                let first = line.chunk_by(|a, b| stretch(*a) == stretch(*b)).filter_map(|stretch| stretch.first().copied());
-                let young =
+                let is_first = |place: &usize| before[*place].is_none_or(|before| stretch(before) != stretch(*place));
+                let is_young =
                     |place: &usize| age.is_none_or(|age| now_ns.saturating_sub(created(*place)) < age.saturating_mul(NS_PER_SECOND));
-                first.filter(young).collect()
+                places.filter(is_first).filter(is_young).collect()
             }
         }
     }

@@ -129,6 +129,7 @@ pub(crate) fn record(parent: Option<CheckpointId>, step: u64, ram: Root, blobs: 
         branch: "main".into(),
         message: Some(step.to_string()),
         created_ns: step,
+        after_ns: None,
         time_virtual_ns: step,
         began_ns: None,
         events: 0,

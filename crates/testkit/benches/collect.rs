@@ -134,6 +134,7 @@ fn record(branch: &str, ram: Root) -> Record {
         branch: branch.into(),
         message: None,
         created_ns: 0,
+        after_ns: None,
         time_virtual_ns: 0,
         began_ns: None,
         events: 0,

@@ -171,6 +171,7 @@ fn ours_by_itself(arguments: &[String]) {
         branch: "main".into(),
         message: None,
         created_ns: wall_ns(),
+        after_ns: None,
         time_virtual_ns: 0,
         began_ns: None,
         events: 0,

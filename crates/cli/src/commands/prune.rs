@@ -17,7 +17,8 @@ use fermata_api::{
 
 /// Remove the checkpoints that are not to be kept
 ///
-/// What is kept is said by rules, each of which looks at every branch by itself. `last 20` keeps the newest 20. `every 2s for 1m` keeps one for each two seconds of
+/// What is kept is said by rules, each of which looks at every branch by itself. `last 20` keeps the newest 20, whatever
+/// the clock said when they were taken. `every 2s for 1m` keeps one for each two seconds of
 /// the last minute, `every 1h` one for each hour for ever. Ages count up to the newest checkpoint, so that nothing goes while an experiment rests. What is tagged,
 /// the newest of each branch, the checkpoints where branches part, and what runs stand on always stay.
 ///

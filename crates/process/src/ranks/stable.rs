@@ -166,7 +166,8 @@ impl Stable {
         let stored = writer.stored_bytes()?;
         let states = parts.iter().enumerate().map(|(rank, part)| part.write(rank, ccn, LATE)).collect::<Result<_>>()?;
         let cost = Cost { stored_bytes: stored, pages, ..Cost::default() };
-        let hold = writer.commit_held(&record(self.id(), &self.experiment, &self.branch, self.spec.clone(), states, cost))?;
+        let record = record(self.id(), &self.experiment, &self.branch, self.spec.clone(), states, cost);
+        let hold = writer.commit_held(&self.store.in_line(record))?;
         let kept = Kept { id: hold.id(), written, stored };
         if let Some(before) = self.head.replace(Head { ccn, parts, hold })
             && !self.keep

@@ -252,6 +252,7 @@ fn record_of(experiment: &str, state: PartState) -> Record {
         branch: "main".into(),
         message: None,
         created_ns: 0,
+        after_ns: None,
         time_virtual_ns: 0,
         began_ns: None,
         spec: serde_json::Value::Null,

@@ -71,6 +71,7 @@ fn grow(store: &Store, branch: &str, seeds: std::ops::Range<u8>) -> CheckpointId
         branch: branch.into(),
         message: None,
         created_ns: 1,
+        after_ns: None,
         time_virtual_ns: 1,
         began_ns: None,
         events: 0,

@@ -128,21 +128,43 @@ fn clocks_may_jump() {
     assert!(keep("last 1").verdicts(&[], 0).is_empty());
 }
 
+#[test]
+fn a_clock_that_is_set_back_makes_nothing_older() {
+    // One each second for a minute; then the clock is set back by an hour, and a minute more.
+    let seconds: Vec<_> = (4000..4060).chain(460..520).collect();
+    let stepped = line(&seconds);
+    assert_eq!(stay("last 20", &stepped, 520), (100..120).collect::<Vec<_>>());
+    assert_eq!(stay("last 20", &stepped, 4060), (100..120).collect::<Vec<_>>(), "when the clock is there again");
+    let thinned = stay("every 10s for 1h", &stepped, 520);
+    assert_eq!(thinned, [0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 119]);
+    // By less than the policy thins: what is taken meanwhile is not what was there before.
+    let seconds: Vec<_> = (4000..4060).chain(4020..4080).collect();
+    assert_eq!(stay("every 10s", &line(&seconds), 4080), [0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 119]);
+    // A year ahead for a while, and right again: neither makes the others old, nor do the wrong ones stay for their number.
+    let mut ahead: Vec<_> = (100..160).collect();
+    ahead[20..25].iter_mut().for_each(|at| *at += 86_400 * 365);
+    assert_eq!(stay("last 3, every 10s for 30s", &line(&ahead), 160), [20, 30, 40, 50, 57, 58, 59]);
+    // In 1970 for a while.
+    let mut wrong = line(&(100..160).collect::<Vec<_>>());
+    wrong[40..50].iter_mut().for_each(|candidate| candidate.created_ns = 5 * SECOND);
+    assert_eq!(stay("last 3, every 10s for 1m", &wrong, 160), [0, 10, 20, 30, 50, 57, 58, 59]);
+}
+
 /// Any tree, with times that may jump: each one's parent is an earlier one, or none.
 fn trees() -> impl Strategy<Value = Vec<Candidate>> {
     let one = (
         any::<prop::sample::Index>(),
         0..12_u8,
         0..4_u8,
-        prop_oneof![8 => 0..20_u64, 1 => 0..100_000_u64],
+        prop_oneof![8 => 0..20_i64, 1 => 0..100_000_i64, 1 => -100_000..-10_i64, 1 => -30..0_i64],
         prop::bool::weighted(0.1),
         prop::bool::weighted(0.1),
     );
     prop::collection::vec(one, 1..60).prop_map(|items| {
-        let mut at = 0;
+        let mut at = 0_u64;
         let mut candidates: Vec<Candidate> = Vec::new();
         for (place, (parent, forks, branch, later, tagged, run)) in items.into_iter().enumerate() {
-            at = if later > 90_000 { at / 2 } else { at + later };
+            at = u64::saturating_add_signed(at, later);
             let of = match forks {
                 0 => place.checked_sub(1).map(|_| parent.index(place)),
                 1 if place > 30 => None,
@@ -187,6 +209,29 @@ fn pruned(policy: &Keep, candidates: &[Candidate], now: u64) -> Vec<Candidate> {
     staying.map(|candidate| Candidate { parent: remaining(candidate.parent), ..candidate.clone() }).collect()
 }
 
+/// A checkpoint and its ancestors.
+fn line_of(tree: &[Candidate], id: CheckpointId) -> impl Iterator<Item = &Candidate> {
+    let find = |id: CheckpointId| tree.iter().find(|candidate| candidate.id == id);
+    std::iter::successors(find(id), move |candidate| find(candidate.parent?))
+}
+
+/// What only one of them has, but for what another one stands for: an earlier one of its line and its stretch. Where a clock was set back, that one may have been of a stretch of its own
+/// until what lay between them went.
+fn lost(policy: &Keep, expected: &[Candidate], found: &[Candidate]) -> Vec<CheckpointId> {
+    let stretches = policy.rules.iter().filter_map(|rule| match rule {
+        Rule::Every { seconds, .. } => Some(seconds * SECOND),
+        Rule::Last(_) => None,
+    });
+    let stretches: Vec<_> = stretches.collect();
+    let there = ids(found);
+    let stands_for = |other: &Candidate, one: &Candidate| {
+        other.branch == one.branch && stretches.iter().any(|stretch| other.created_ns / stretch == one.created_ns / stretch)
+    };
+    let lost =
+        expected.iter().filter(|one| !there.contains(&one.id) && !line_of(expected, one.id).skip(1).any(|other| stands_for(other, one)));
+    lost.map(|one| one.id).collect()
+}
+
 fn ids(candidates: &[Candidate]) -> BTreeSet<CheckpointId> {
     candidates.iter().map(|candidate| candidate.id).collect()
 }
@@ -217,24 +262,40 @@ proptest! {
     fn the_newest_of_every_branch_stay(count in 1..10_u32, tree in trees(), now: u64) {
         let left = ids(&pruned(&Keep { rules: vec![Rule::Last(count)] }, &tree, now));
         for branch in tree.iter().map(|candidate| &candidate.branch).collect::<BTreeSet<_>>() {
-            let mut newest: Vec<_> = tree.iter().filter(|candidate| candidate.branch == *branch).collect();
-            newest.sort_by_key(|candidate| std::cmp::Reverse((candidate.created_ns, candidate.id)));
-            prop_assert!(newest.iter().take(count as usize).all(|candidate| left.contains(&candidate.id)), "{branch}");
+            let of: Vec<_> = tree.iter().filter(|candidate| candidate.branch == *branch).collect();
+            for old in &of {
+                let newer = of.iter().filter(|candidate| line_of(&tree, candidate.id).skip(1).any(|before| before.id == old.id)).count();
+                prop_assert!(newer >= count as usize || left.contains(&old.id), "{branch}: {newer} grew from {old:?}");
+            }
         }
     }
 
     #[test]
     fn twice_is_once(policy in policies(), tree in trees(), now in 0..START * 2) {
         let once = pruned(&policy, &tree, now);
-        prop_assert_eq!(ids(&pruned(&policy, &once, now)), ids(&once));
+        prop_assert_eq!(lost(&policy, &once, &pruned(&policy, &once, now)), []);
     }
 
     /// What would be wanted later is still there, however often somebody has pruned before. It may be more, as long as it stands for another.
     #[test]
     fn pruning_before_takes_nothing_that_is_wanted_after(policy in policies(), tree in trees(), before in 0..200_000_u64, later in 0..200_000_u64) {
         let (before, later) = (START + before * SECOND, START + (before + later) * SECOND);
-        let both = ids(&pruned(&policy, &pruned(&policy, &tree, before), later));
-        prop_assert!(both.is_superset(&ids(&pruned(&policy, &tree, later))));
+        let first = pruned(&policy, &tree, before);
+        let wanted = ids(&pruned(&policy, &tree, later));
+        prop_assert!(ids(&first).is_superset(&wanted));
+        let wanted: Vec<_> = first.iter().filter(|candidate| wanted.contains(&candidate.id)).cloned().collect();
+        prop_assert_eq!(lost(&policy, &wanted, &pruned(&policy, &first, later)), []);
+    }
+
+    /// With clocks that are never set back, nothing stands for another.
+    #[test]
+    fn where_clocks_go_on_twice_is_once(policy in policies(), mut tree in trees(), now in 0..START * 2) {
+        for place in 0..tree.len() {
+            let parent = tree[place].parent.and_then(|parent| tree.iter().find(|candidate| candidate.id == parent));
+            tree[place].created_ns = parent.map_or(0, |parent| parent.created_ns).max(tree[place].created_ns);
+        }
+        let once = pruned(&policy, &tree, now);
+        prop_assert_eq!(ids(&pruned(&policy, &once, now)), ids(&once));
     }
 
     /// The rule of the house that records do not go because of what the clock shows: all that is young by its own branch's reckoning has somebody near.
@@ -242,7 +303,7 @@ proptest! {
     fn every_stretch_that_is_young_enough_is_there(seconds in 1..200_u64, longer in 0..10_000_u64, tree in trees(), now in 0..START * 2) {
         let age = seconds + longer;
         let left = pruned(&Keep { rules: vec![Rule::Every { seconds, age: Some(age) }] }, &tree, now);
-        let newest = tree.iter().map(|candidate| candidate.created_ns).max().unwrap_or(0).min(now);
+        let newest = tree.iter().filter(|candidate| candidate.head).map(|candidate| candidate.created_ns).max().unwrap_or(0).min(now);
         let stretch = |candidate: &Candidate| (candidate.branch.clone(), candidate.created_ns / (seconds * SECOND));
         let there: BTreeSet<_> = left.iter().map(stretch).collect();
         for candidate in &tree {

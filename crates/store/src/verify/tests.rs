@@ -28,6 +28,7 @@ fn grow(store: &Store, parent: Option<CheckpointId>, seeds: std::ops::Range<u8>)
         branch: "main".into(),
         message: None,
         created_ns: 1,
+        after_ns: None,
         time_virtual_ns: 1,
         began_ns: None,
         events: 0,

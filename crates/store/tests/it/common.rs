@@ -35,6 +35,7 @@ pub fn record(parent: Option<CheckpointId>, branch: &str, message: &str) -> Reco
         branch: branch.into(),
         message: Some(message.into()),
         created_ns: 1_700_000_000_000_000_000,
+        after_ns: None,
         time_virtual_ns: 2_000_000_000,
         began_ns: None,
         events: 0,

@@ -100,6 +100,38 @@ fn records_come_parents_first() {
 }
 
 #[test]
+fn a_clock_that_is_set_back_makes_nothing_newer() {
+    let dir = memory_dir();
+    let store = open(dir.path()).unwrap();
+    let commit = |branch: &str, parent, created_ns| {
+        let record = Record { created_ns, ..record(parent, branch, "") };
+        store.writer().unwrap().commit(&store.in_line(record)).unwrap()
+    };
+    let ids = |records: Vec<(CheckpointId, Record)>| -> Vec<_> { records.into_iter().map(|(id, _)| id).collect() };
+    let mut main = vec![commit("main", None, 3_600_000)];
+    for at in [3_600_002, 1000, 1002, 1002, 1004] {
+        main.push(commit("main", main.last().copied(), at));
+    }
+    let side = commit("side", None, 2000);
+    let mut order = main.clone();
+    order.insert(0, side);
+    assert_eq!(ids(store.records().unwrap()), order);
+    order.reverse();
+    assert_eq!(ids(store.newest("lab", 9).unwrap()), order);
+    assert_eq!(ids(store.newest("lab", 2).unwrap()), order[..2]);
+    // They stay in order when those are gone behind which they came, and in an index that is made anew.
+    store.remove(&Removal { checkpoints: main[..2].to_vec(), ..Removal::default() }).unwrap();
+    assert_eq!(ids(store.newest("lab", 9).unwrap()), [&order[..4], &[side]].concat());
+    let mut kept = order[..4].to_vec();
+    kept.push(side);
+    kept.reverse();
+    assert_eq!(ids(store.records().unwrap()), kept);
+    // As soon as the clock shows more than it ever did, it is believed.
+    let record = Record { created_ns: 3_700_000, ..record(main.last().copied(), "main", "") };
+    assert_eq!(store.in_line(record.clone()), record);
+}
+
+#[test]
 fn the_newest_are_found_by_their_age() {
     let dir = memory_dir();
     let store = open(dir.path()).unwrap();

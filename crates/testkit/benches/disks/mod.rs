@@ -126,6 +126,7 @@ pub fn save(store: &Store, disk: &Disk, cut: &Cut, parent: Option<CheckpointId>)
         branch: "main".into(),
         message: None,
         created_ns: 0,
+        after_ns: None,
         time_virtual_ns: 0,
         began_ns: None,
         events: 0,

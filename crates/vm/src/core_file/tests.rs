@@ -60,6 +60,7 @@ fn machine(store: &Store, memory: u64, pages: &[PageNumber], devices: &[u8], fir
         branch: format!("b{}", NEXT.fetch_add(1, Ordering::Relaxed)),
         message: None,
         created_ns: 0,
+        after_ns: None,
         time_virtual_ns: 0,
         began_ns: None,
         spec: serde_json::Value::Null,

@@ -51,6 +51,7 @@ fn checkpoint(store: &Store) -> Root {
         branch: "main".into(),
         message: None,
         created_ns: 1,
+        after_ns: None,
         time_virtual_ns: 1,
         began_ns: None,
         events: 0,

@@ -250,7 +250,8 @@ impl OwnStable {
         let parent = self.store.branch_to_grow(&self.experiment, &branch)?;
         let cost = Cost { stored_bytes: stored, pages: counts, ..Cost::default() };
         let parts = vec![part.write(rank, ccn, LOG)?];
-        let hold = writer.commit_held(&record(parent, &self.experiment, &branch, self.spec.clone(), parts, cost))?;
+        let record = record(parent, &self.experiment, &branch, self.spec.clone(), parts, cost);
+        let hold = writer.commit_held(&self.store.in_line(record))?;
         let id = hold.id();
         self.ranks[rank].permanent.insert(ccn, Stored { id, part });
         self.ranks[rank]._newest = Some(hold);
