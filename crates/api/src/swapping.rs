@@ -17,13 +17,15 @@ use fermata_experiment::remembered_working_set;
 use fermata_linux::{
     clock::{Stopwatch, wall_ns},
     priority,
+    signals::on_termination,
 };
 use fermata_store::{Progress, Removal, Store, remote::Remote};
 use fermata_types::CheckpointId;
 use std::{
     collections::{BTreeMap, HashMap},
-    fs, io, iter,
+    fmt, fs, io, iter,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -122,33 +124,39 @@ pub(crate) fn forget(store: &Path, experiment: &str) {
     }
 }
 
-/// Swaps an experiment out. If that fails, it runs on.
-pub fn swap_out(store: &Path, request: &SwapOutRequest, busy: &mut dyn FnMut(Activity)) -> Result<SwapOutcome, Problem> {
+/// Swaps an experiment out. If that fails, it runs on. So it does when the process is asked to end while its machines stand and may still go on: then `left` is told, in a
+/// thread of its own, and is to end the process. Asked later, it finishes.
+pub fn swap_out(
+    store: &Path,
+    request: &SwapOutRequest,
+    left: impl FnOnce(Problem) + Send + 'static,
+    busy: &mut dyn FnMut(Activity),
+) -> Result<SwapOutcome, Problem> {
     let watch = Stopwatch::start();
     let opened = local::open(store)?;
     let keeper = keeping::client(&request.experiment)?;
     let run = only_run(keeper.status()?)?;
-    let mut out =
-        Out { store: &opened, request, keeper, run, busy, rounds: Vec::new(), stopped: Stopwatch::start(), stood: Duration::ZERO };
+    let mut out = Out {
+        store: &opened,
+        request,
+        keeper,
+        run,
+        busy,
+        rounds: Vec::new(),
+        stopped: Stopwatch::start(),
+        stood: Duration::ZERO,
+        stage: Arc::default(),
+    };
     if request.to.is_some() {
         // What is sent while they run must not take their time.
         priority::go_last();
         out.ahead().map_err(|error| Problem::new(format!("{} was not swapped out: {error}; it runs on as before", request.experiment)))?;
     }
-    let was_running = out.run.machines.iter().any(|machine| machine.state == MachineState::Running);
-    out.stopped = Stopwatch::start();
-    out.keeper.pause(RunRequest { run: None })?;
-    let left = out.leave();
-    let (swapped, freed_bytes) = match left {
+    // Until they stand there is nothing to bring back, and whoever wants an end has it at once.
+    out.watch(left)?;
+    let (swapped, freed_bytes) = match out.stop().and_then(|()| out.leave()) {
         Ok(left) => left,
-        Err(error) => {
-            let goes_on = if was_running { out.keeper.resume(RunRequest { run: None }).map(drop) } else { Ok(()) };
-            let how = match goes_on {
-                Ok(()) => "it runs on as before".to_owned(),
-                Err(error) => format!("and it does not go on ({error}): `fermata ls` shows how it is"),
-            };
-            return Err(Problem::new(format!("{} was not swapped out: {error}; {how}", request.experiment)));
-        }
+        Err(error) => return Err(out.stage().stay(&out.keeper, &request.experiment, &error)),
     };
     let (stopped_ms, took_ms) = (ms(out.stood), ms(watch.elapsed()));
     Ok(SwapOutcome { swapped, rounds: out.rounds, stopped_ms, took_ms, freed_bytes })
@@ -181,9 +189,69 @@ struct Out<'a> {
     stopped: Stopwatch,
     /// From when they stopped until they were gone.
     stood: Duration,
+    stage: Arc<Mutex<Stage>>,
+}
+
+/// Whether the machines can still go on, if somebody wants that.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// They are as they were found.
+    #[default]
+    AsBefore,
+    /// They were running, and stand.
+    Stand,
+    /// They run again, for somebody wants the command to end.
+    GoOn,
+    /// A record says that they are swapped out.
+    Left,
+}
+
+impl Stage {
+    /// Has the machines go on. Returns what is said about that.
+    fn stay(&mut self, keeper: &crate::Client, experiment: &str, why: &dyn fmt::Display) -> Problem {
+        let goes_on = match std::mem::replace(self, Self::GoOn) {
+            Self::AsBefore | Self::GoOn | Self::Left => Ok(()),
+            Self::Stand => keeper.resume(RunRequest { run: None }).map(drop),
+        };
+        let how = match goes_on {
+            Ok(()) => "it runs on as before".to_owned(),
+            Err(error) => format!("and it does not go on ({error}): `fermata ls` shows how it is"),
+        };
+        Problem::new(format!("{experiment} was not swapped out: {why}; {how}"))
+    }
 }
 
 impl Out<'_> {
+    /// From here on, whoever ends the process has the machines go on, or waits until they have ended.
+    fn watch(&self, left: impl FnOnce(Problem) + Send + 'static) -> Result<(), Problem> {
+        let (stage, keeper, experiment) = (self.stage.clone(), self.keeper.clone(), self.request.experiment.clone());
+        on_termination(move || {
+            let mut stage = lock(&stage);
+            if *stage != Stage::Left {
+                left(stage.stay(&keeper, &experiment, &"it was interrupted"));
+            }
+        })
+        .map_err(|error| Problem::new(format!("cannot watch for signals: {error}")))
+    }
+
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        lock(&self.stage)
+    }
+
+    fn stop(&mut self) -> Result<(), Problem> {
+        let was_running = self.run.machines.iter().any(|machine| machine.state == MachineState::Running);
+        self.stopped = Stopwatch::start();
+        // Whoever is interrupted meanwhile waits until they stand, for what he says then comes after that.
+        let mut stage = lock(&self.stage);
+        if *stage == Stage::GoOn {
+            return Err(Problem::new("it was interrupted"));
+        }
+        if was_running {
+            *stage = Stage::Stand;
+        }
+        self.keeper.pause(RunRequest { run: None }).map(drop)
+    }
+
     fn say(&mut self, what: &str) {
         (self.busy)(Activity { what: what.to_owned(), ..Activity::default() });
     }
@@ -255,12 +323,8 @@ impl Out<'_> {
             self.tell(&*remote, &swapped)?;
             swapped.remote = Some(entry);
         }
-        write_record(self.store.path(), &swapped)?;
         self.say("ending the machines");
-        if let Err(error) = keeping::end(&self.keeper, &self.request.experiment, None) {
-            forget(self.store.path(), &self.request.experiment);
-            return Err(error);
-        }
+        self.end(&swapped)?;
         // From here on it is out, whatever becomes of what is left.
         self.stood = self.stopped.elapsed();
         let freed = if self.request.keep { Ok(0) } else { self.clear(there) };
@@ -272,6 +336,22 @@ impl Out<'_> {
             0
         });
         Ok((swapped, freed))
+    }
+
+    /// Writes the record, and ends the machines. Nobody has them go on meanwhile.
+    fn end(&self, swapped: &SwappedOut) -> Result<(), Problem> {
+        let mut stage = self.stage();
+        if *stage == Stage::GoOn {
+            return Err(Problem::new("it was interrupted"));
+        }
+        write_record(self.store.path(), swapped)?;
+        let before = std::mem::replace(&mut *stage, Stage::Left);
+        if let Err(error) = keeping::end(&self.keeper, &self.request.experiment, None) {
+            forget(self.store.path(), &self.request.experiment);
+            *stage = before;
+            return Err(error);
+        }
+        Ok(())
     }
 
     fn record(&self, id: CheckpointId) -> Result<SwappedOut, Problem> {
@@ -428,6 +508,11 @@ pub(crate) fn lines(store: &Path, experiment: &str, coming: &keeping::Coming) ->
         ..CopyRequest::default()
     };
     Ok([remotes::connect_impatient(store, &request)?, remotes::connect(store, &request)?])
+}
+
+fn lock(stage: &Mutex<Stage>) -> MutexGuard<'_, Stage> {
+    // Nothing half done can be in it, whoever panicked.
+    stage.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn ms(time: Duration) -> f64 {

@@ -1,9 +1,12 @@
 //! Signals that ask a process to end.
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
-use signal_hook::{consts::TERM_SIGNALS, iterator::Signals};
+use signal_hook::{
+    consts::{SIGHUP, TERM_SIGNALS},
+    iterator::Signals,
+};
 use std::{
-    io,
+    fs, io,
     process::{Child, ExitStatus},
     thread,
     time::Duration,
@@ -30,9 +33,13 @@ pub fn end_group(child: &mut Child) -> io::Result<ExitStatus> {
     child.wait()
 }
 
-/// Calls back, in a thread of its own, when the process is asked to end (SIGTERM, SIGINT, SIGQUIT). Asked again, it ends at once.
+/// Calls back, in a thread of its own, when the process is asked to end (SIGTERM, SIGINT, SIGQUIT, and SIGHUP unless that is ignored, as under nohup). Asked again,
+/// it ends at once.
 pub fn on_termination(call: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let mut signals = Signals::new(TERM_SIGNALS)?;
+    if !is_ignored(SIGHUP, &fs::read_to_string("/proc/self/status")?) {
+        signals.add_signal(SIGHUP)?;
+    }
     thread::spawn(move || {
         let mut arrivals = signals.forever();
         if arrivals.next().is_some() {
@@ -45,9 +52,24 @@ pub fn on_termination(call: impl FnOnce() + Send + 'static) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether a process ignores a signal, by what the kernel tells of it.
+fn is_ignored(signal: i32, status: &str) -> bool {
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_ignored_is_seen() {
+        assert!(is_ignored(SIGHUP, "Name:\tx\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000000\n"));
+        assert!(!is_ignored(SIGHUP, "SigIgn:\t0000000000001000\nSigCgt:\t0000000000000001\n"));
+        assert!(!is_ignored(SIGHUP, ""));
+        let told = Command::new("/bin/sh").args(["-c", "trap '' HUP; cat /proc/self/status"]).output().unwrap();
+        assert!(is_ignored(SIGHUP, &String::from_utf8_lossy(&told.stdout)));
+    }
     use std::{
         io::Read,
         os::unix::process::{CommandExt, ExitStatusExt},

@@ -13,14 +13,14 @@ use crate::{
 use clap::Args;
 use fermata_api::{
     swapping::{self, SwapOutRequest},
-    values::SwapOutcome,
+    values::{Problem, SwapOutcome},
 };
 
 /// Stop an experiment, and leave nothing of it on this host but a record
 ///
 /// Without --to it stands in the store as its last checkpoint. With it, checkpoints are taken and sent while the machines run, until little is left; then they stop,
 /// the rest follows, and when all of it is found there, what only this experiment held is removed here. Golden images are sent once, and stay here, too. If anything fails on the
-/// way the machines run on. `fermata swapin` brings it back, here or on another host, and its guests see no time pass.
+/// way, or the command is interrupted (Ctrl-C), the machines run on. `fermata swapin` brings it back, here or on another host, and its guests see no time pass.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -59,7 +59,12 @@ impl Swapout {
         // What is only in the store must stay there.
         let request = SwapOutRequest { experiment: experiment.name, keep: keep || to.is_none(), to };
         let meter = Meter::new(&context.out, "swapping out");
-        let outcome = swapping::swap_out(&store, &request, &mut |activity| meter.show(&activity))?;
+        let out = context.out.clone();
+        let left = move |problem: Problem| {
+            out.fail(&problem.into());
+            std::process::exit(1);
+        };
+        let outcome = swapping::swap_out(&store, &request, left, &mut |activity| meter.show(&activity))?;
         drop(meter);
         context.out.answer(&outcome, |style| text(&outcome, context.out.quiet, style))?;
         Ok(0)

@@ -9,6 +9,7 @@ use serde_json::Value;
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::{Command, Stdio},
     time::Duration,
 };
 
@@ -227,6 +228,47 @@ fn it_stands_in_object_storage_and_waits_for_it() {
     await_that("all of it is here", SOON, || !is_loading(&cli));
     assert_kept(&cli);
     cli.ok(&["checkpoint"]);
+    cli.ok(&["down"]);
+    assert_whole(&cli);
+}
+
+#[test]
+fn who_is_interrupted_while_the_machines_stand_has_them_go_on() {
+    let cli = Cli::new();
+    let place = place(&cli);
+    boot(&cli, "tick");
+    cli.ok(&["remote", "add", "nas", text(&place), "--plain"]);
+    cli.ok(&["checkpoint"]);
+    cli.ok(&["push", "nas"]);
+    // Slow enough for somebody to come in between.
+    let begin = || {
+        let mut command = cli.command(&["swapout", "--to", "nas", "--limit", "100K"]);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
+        await_that("its machines stand", SOON, || cli.machine("main")["state"] == "paused");
+        child
+    };
+    for signal in ["-INT", "-TERM", "-HUP"] {
+        let child = begin();
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().expect("kill runs").success());
+        let said = child.wait_with_output().expect("it ends");
+        let told = String::from_utf8_lossy(&said.stderr);
+        assert_eq!(said.status.code(), Some(1), "{signal}: {told}");
+        assert!(told.contains("it was interrupted; it runs on as before"), "{signal}: {told}");
+        assert_eq!(cli.machine("main")["state"], "running", "{signal}");
+        assert_kept(&cli);
+    }
+    // Who is killed can do nothing any more.
+    let mut child = begin();
+    child.kill().expect("it lives");
+    child.wait().expect("it ends");
+    assert_eq!(cli.machine("main")["state"], "paused");
+    assert!(cli.ok(&["ls"]).contains("paused"), "{}", cli.ok(&["ls"]));
+    cli.ok(&["resume"]);
+    assert_eq!(cli.machine("main")["state"], "running");
+    assert_kept(&cli);
+    cli.ok(&["swapout", "--to", "nas"]);
+    cli.ok(&["swapin"]);
+    assert_kept(&cli);
     cli.ok(&["down"]);
     assert_whole(&cli);
 }
