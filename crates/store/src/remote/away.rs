@@ -5,11 +5,13 @@
 //! again.
 //!
 //! Whoever waits for a page waits for as long as the remote cannot be reached, or says something wrong: it is asked again and again, at growing intervals. What
-//! comes is checked against its name like everything else.
+//! comes is checked against its name like everything else. One that says nothing at all, as a directory of a server that is gone, counts as failing after some seconds.
+//!
+//! Packs that are gone were rewritten, or pruned: then it is looked again where things lie.
 
 use super::{
     CopyStage, Name, PullOptions, Pulled, Remote,
-    catalog::{Catalog, Place, pack_name},
+    catalog::{Catalog, RemotePack, pack_name},
     check_format,
     lease::Going,
     record,
@@ -27,8 +29,9 @@ use crate::{
     store::Inner,
     table::Nodes as _,
 };
-use fermata_types::{BlobName, CheckpointId, NodeName, PAGE_SIZE, PageBuf, PageName, PageNumber};
+use fermata_types::{BlobName, CheckpointId, NodeName, PAGE_SIZE, PackId, PageBuf, PageName, PageNumber};
 use std::{
+    collections::BTreeMap,
     fmt, io,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -45,6 +48,8 @@ const RETRY_FIRST: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 /// Fetched at once behind those who wait for something: so long they may have to wait for the line.
 const PIECE: u64 = 1 << 20;
+/// Who has waited so long for one thing is told that the remote fails.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Between two looks at whether somebody still waits.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
 
@@ -68,12 +73,14 @@ pub struct Away {
     store: Store,
     /// For those who wait. Whoever fetches behind them has a line of their own.
     remote: Box<dyn Remote>,
-    catalog: Catalog,
+    catalog: Mutex<Arc<Catalog>>,
     id: CheckpointId,
     record: Record,
     /// Where packs are fetched to.
     incoming: pack::Shelf,
-    frames: Cache<(u32, u32), Arc<Frame>>,
+    frames: Cache<(PackId, u32), Arc<Frame>>,
+    /// Time, from whenever.
+    clock: fn() -> Duration,
     state: Mutex<State>,
     changed: Condvar,
     /// What is in the store already, and is read there, stays until the checkpoint is.
@@ -83,13 +90,59 @@ pub struct Away {
 #[derive(Default)]
 struct State {
     told: AwayState,
-    /// Who waits for something that is away, and of them those whose attempt failed.
-    demands: u32,
-    failing: u32,
+    /// Who waits for something that is away.
+    demands: BTreeMap<u64, Waiting>,
     /// All of it is here.
     here: bool,
     /// Nobody wants it any more.
     ended: bool,
+}
+
+/// Somebody who waits.
+struct Waiting {
+    since: Duration,
+    /// An attempt failed.
+    failed: bool,
+}
+
+impl Waiting {
+    /// How long it has waited for an answer, if that is too long.
+    fn silence(&self, now: Duration) -> Option<Duration> {
+        Some(now.saturating_sub(self.since)).filter(|waited| *waited >= SILENCE_MAX)
+    }
+}
+
+impl State {
+    fn fails(&self, now: Duration) -> bool {
+        self.demands.values().any(|waiting| waiting.failed || waiting.silence(now).is_some())
+    }
+
+    /// Somebody waits whom nothing keeps from having it soon.
+    fn is_busy(&self, now: Duration) -> bool {
+        self.demands.values().any(|waiting| !waiting.failed && waiting.silence(now).is_none())
+    }
+}
+
+/// Why an object could not be read.
+enum Missed {
+    /// The pack is not there any more.
+    Gone,
+    Wrong(String),
+}
+
+impl From<String> for Missed {
+    fn from(detail: String) -> Self {
+        Self::Wrong(detail)
+    }
+}
+
+impl fmt::Display for Missed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gone => f.write_str("it is gone"),
+            Self::Wrong(detail) => f.write_str(detail),
+        }
+    }
 }
 
 impl fmt::Debug for Away {
@@ -100,29 +153,30 @@ impl fmt::Debug for Away {
 
 impl Store {
     /// Begins to read a checkpoint of an experiment from a remote, as if it were here. There can be one at a time. `remote` is for those who wait: it should
-    /// tell soon when it cannot be reached.
+    /// tell soon when it cannot be reached; `clock` tells how long they have waited.
     pub fn begin_away(
         &self,
         remote: Box<dyn Remote>,
         experiment: &str,
         id: &CheckpointId,
+        clock: fn() -> Duration,
         progress: &mut dyn FnMut(CopyStage, Progress),
     ) -> Result<Arc<Away>> {
         check_format(&*remote, false)?;
         let presence = Presence::writer(self)?;
         self.0.forget_if_collected()?;
         let (record, _) = record(&*remote, experiment, id)?;
-        let catalog =
-            Catalog::read(self, &*remote, PullOptions::default().jobs, &Going::look(&*remote)?, &mut |at| progress(CopyStage::Look, at))?;
+        let catalog = look(self, &*remote, &mut |at| progress(CopyStage::Look, at))?;
         let away = Arc::new(Away {
             // One that is away has no strong hold on a store that is: the store lets go of it when it ends.
             store: self.clone(),
             remote,
-            catalog,
+            catalog: Mutex::new(Arc::new(catalog)),
             id: *id,
             record,
             incoming: self.0.incoming(),
             frames: Cache::new(FRAMES_CACHED),
+            clock,
             state: Mutex::default(),
             changed: Condvar::new(),
             presence: Mutex::new(Some(presence)),
@@ -185,8 +239,11 @@ impl Away {
 
     /// How far it is.
     pub fn state(&self) -> AwayState {
-        let state = self.lock();
-        AwayState { waited_for: state.failing > 0, ..state.told.clone() }
+        let (state, now) = (self.lock(), (self.clock)());
+        let silence = state.demands.values().filter_map(|waiting| waiting.silence(now)).max();
+        let silent = || silence.map(|silence| format!("it has not answered for {} s", silence.as_secs()));
+        let trouble = state.told.trouble.clone().or_else(silent);
+        AwayState { waited_for: state.fails(now), trouble, ..state.told.clone() }
     }
 
     /// Its record. A parent that is not here counts as removed.
@@ -251,7 +308,27 @@ impl Away {
     }
 
     pub(crate) fn has(&self, name: &Name) -> bool {
-        self.catalog.find(name).is_some()
+        self.catalog().find(name).is_some()
+    }
+
+    fn catalog(&self) -> Arc<Catalog> {
+        self.catalog.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Looks again where things lie on the remote, for what is wanted is not there any more. False: it lies nowhere else.
+    fn look_again(&self, before: &Arc<Catalog>, wanted: &Name) -> Result<bool> {
+        // Somebody else may have looked.
+        if !Arc::ptr_eq(before, &self.catalog()) {
+            return Ok(true);
+        }
+        let now = look(&self.store, &*self.remote, &mut |_| {})?;
+        let id = |catalog: &Catalog| catalog.find(wanted).map(|at| catalog.packs[at.pack as usize].id);
+        // One that is found nowhere may come back where it was.
+        if id(&now).is_none() || id(&now) == id(before) {
+            return Ok(false);
+        }
+        *self.catalog.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(now);
+        Ok(true)
     }
 
     /// Reads a page. False: it is here by now.
@@ -269,7 +346,8 @@ impl Away {
         mut wanted: Vec<(PageNumber, PageName)>,
         each: &dyn Fn(PageNumber, &PageBuf) -> bool,
     ) -> Result<Vec<(PageNumber, PageName)>> {
-        wanted.sort_by_key(|(_, name)| self.catalog.find(name.as_bytes()));
+        let catalog = self.catalog();
+        wanted.sort_by_key(|(_, name)| catalog.find(name.as_bytes()));
         let (mut here, mut page) = (Vec::new(), [0; PAGE_SIZE]);
         for (number, name) in wanted {
             if !self.page(&name, &mut page)? {
@@ -325,22 +403,27 @@ impl Away {
         what: &'static str,
         check: impl Fn(&[u8]) -> std::result::Result<T, String>,
     ) -> Result<Option<T>> {
-        let at = self.catalog.find(name).ok_or_else(|| {
+        let nowhere = || {
             Error::refused(
                 format!("{} is in no pack at {}", Named(what, name), self.remote),
                 "push that checkpoint again from where it is whole",
             )
-        })?;
+        };
         let demand = Demand::new(self);
         let (mut fresh, mut interval) = (false, RETRY_FIRST);
         loop {
-            let read = self.frame(at, fresh).and_then(|frame| match frame.kind == kind {
-                true => frame.object(at.place.into()).and_then(&check),
-                false => Err(format!("what lies there is no {what}")),
+            let catalog = self.catalog();
+            let at = catalog.find(name).ok_or_else(nowhere)?;
+            let pack = &catalog.packs[at.pack as usize];
+            let read = self.frame(pack, at.frame, fresh).and_then(|frame| match frame.kind == kind {
+                true => Ok(frame.object(at.place.into()).and_then(&check)?),
+                false => Err(Missed::Wrong(format!("what lies there is no {what}"))),
             });
             match read {
                 Ok(value) => return Ok(Some(value)),
-                Err(detail) => demand.failed(format!("{}: {detail}", pack_name(&self.catalog.packs[at.pack as usize].id))),
+                // Where it is now, it is asked for at once.
+                Err(Missed::Gone) if self.look_again(&catalog, name).unwrap_or(false) => continue,
+                Err(missed) => demand.failed(format!("{}: {missed}", pack_name(&pack.id))),
             }
             if !self.sleep(interval) {
                 return if self.lock().here { Ok(None) } else { Err(self.ended(&Named(what, name))) };
@@ -360,34 +443,33 @@ impl Away {
         !state.here && !state.ended
     }
 
-    /// The frame at a place, and its neighbours on the way. `fresh`: what was read before was not right.
-    fn frame(&self, at: Place, fresh: bool) -> std::result::Result<Arc<Frame>, String> {
-        if let Some(frame) = self.frames.get(&(at.pack, at.frame)).filter(|_| !fresh) {
+    /// A frame of a pack, and its neighbours on the way. `fresh`: what was read before was not right.
+    fn frame(&self, pack: &RemotePack, at: u32, fresh: bool) -> std::result::Result<Arc<Frame>, Missed> {
+        if let Some(frame) = self.frames.get(&(pack.id, at)).filter(|_| !fresh) {
             return Ok(frame);
         }
-        let entries = &self.catalog.packs[at.pack as usize].contents.entries;
-        let first = &entries[at.frame as usize];
-        let neighbours = entries[at.frame as usize..].iter().take_while(|entry| {
+        let entries = &pack.contents.entries[at as usize..];
+        let first = &entries[0];
+        let neighbours = entries.iter().take_while(|entry| {
             entry.kind == first.kind && entry.offset.saturating_sub(first.offset) + u64::from(entry.length) <= AHEAD_MAX
         });
         let count = neighbours.count().max(1);
-        let last = &entries[at.frame as usize + count - 1];
-        let bytes = self.bytes(at.pack, first.offset, last.offset + u64::from(last.length) - first.offset, fresh)?;
+        let last = &entries[count - 1];
+        let bytes = self.bytes(pack, first.offset, last.offset + u64::from(last.length) - first.offset, fresh)?;
         let mut wanted = None;
-        for (number, entry) in (at.frame..).zip(&entries[at.frame as usize..][..count]) {
+        for (number, entry) in (at..).zip(&entries[..count]) {
             let from = (entry.offset - first.offset) as usize;
             let frame = Arc::new(pack::unpack(&bytes[from..from + entry.length as usize])?);
-            self.frames.insert((at.pack, number), frame.clone());
+            self.frames.insert((pack.id, number), frame.clone());
             wanted.get_or_insert(frame);
         }
-        wanted.ok_or_else(|| "no frame lies there".to_owned())
+        wanted.ok_or_else(|| Missed::Wrong("no frame lies there".to_owned()))
     }
 
     /// Bytes of a pack: of what was fetched already, or from the remote.
-    fn bytes(&self, pack: u32, from: u64, length: u64, fresh: bool) -> std::result::Result<Vec<u8>, String> {
-        let pack = &self.catalog.packs[pack as usize];
+    fn bytes(&self, pack: &RemotePack, from: u64, length: u64, fresh: bool) -> std::result::Result<Vec<u8>, Missed> {
         if from.checked_add(length).is_none_or(|end| end > pack.length) {
-            return Err(format!("it should reach to byte {from} + {length}, and the pack has {}", pack.length));
+            return Err(Missed::Wrong(format!("it should reach to byte {from} + {length}, and the pack has {}", pack.length)));
         }
         if !fresh && let Ok(source) = Source::open(&self.incoming.place(&pack.id), &self.incoming.sealing) {
             let mut bytes = vec![0; length as usize];
@@ -395,8 +477,8 @@ impl Away {
                 return Ok(bytes);
             }
         }
-        let read = self.remote.range(&pack_name(&pack.id), from, length).map_err(|error| error.to_string())?;
-        read.filter(|bytes| bytes.len() as u64 == length).ok_or_else(|| "it is gone, or shorter than it was".to_owned())
+        let read = self.remote.range(&pack_name(&pack.id), from, length).map_err(|error| error.to_string())?.ok_or(Missed::Gone)?;
+        if read.len() as u64 == length { Ok(read) } else { Err(Missed::Wrong("it is shorter than it was".to_owned())) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -405,23 +487,31 @@ impl Away {
     }
 }
 
+/// What lies where on a remote.
+fn look(store: &Store, remote: &dyn Remote, progress: &mut dyn FnMut(Progress)) -> Result<Catalog> {
+    Catalog::read(store, remote, PullOptions::default().jobs, &Going::look(remote)?, progress)
+}
+
 /// Somebody who waits for something that is away. Whoever fetches behind them waits meanwhile.
 struct Demand<'a> {
     away: &'a Away,
-    failed: std::cell::Cell<bool>,
+    number: u64,
 }
 
 impl<'a> Demand<'a> {
     fn new(away: &'a Away) -> Self {
         let mut state = away.lock();
-        state.demands += 1;
         state.told.asked += 1;
-        Self { away, failed: false.into() }
+        let number = state.told.asked;
+        state.demands.insert(number, Waiting { since: (away.clock)(), failed: false });
+        Self { away, number }
     }
 
     fn failed(&self, why: String) {
         let mut state = self.away.lock();
-        state.failing += u32::from(!self.failed.replace(true));
+        if let Some(waiting) = state.demands.get_mut(&self.number) {
+            waiting.failed = true;
+        }
         if state.told.trouble.as_ref() != Some(&why) {
             tracing::warn!("waiting for {}: {why}", self.away.remote);
             state.told.trouble = Some(why);
@@ -432,9 +522,7 @@ impl<'a> Demand<'a> {
 impl Drop for Demand<'_> {
     fn drop(&mut self) {
         let mut state = self.away.lock();
-        state.demands -= 1;
-        if self.failed.get() {
-            state.failing -= 1;
+        if state.demands.remove(&self.number).is_some_and(|waiting| waiting.failed) {
             state.told.trouble = None;
         }
         drop(state);
@@ -451,8 +539,11 @@ struct Polite<'a> {
 impl Polite<'_> {
     /// Waits until nobody waits for anything; fails when all ends.
     fn after_you(&self) -> io::Result<()> {
-        let busy = |state: &mut State| !state.ended && state.demands > state.failing;
-        let state = self.away.changed.wait_while(self.away.lock(), busy).unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.away.lock();
+        // Nobody tells that a remote has become silent: it is looked at now and then.
+        while !state.ended && state.is_busy((self.away.clock)()) {
+            state = self.away.changed.wait_timeout(state, BETWEEN_LOOKS).unwrap_or_else(PoisonError::into_inner).0;
+        }
         if state.ended { Err(io::Error::other("nobody wants it any more")) } else { Ok(()) }
     }
 }

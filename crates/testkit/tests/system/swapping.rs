@@ -203,6 +203,58 @@ fn a_machine_waits_for_a_remote_that_is_lost() {
     assert_whole(&cli);
 }
 
+/// Packs of a remote that answer nobody, as files of a server that is gone do: whoever opens one waits.
+struct Silent {
+    pipe: PathBuf,
+    packs: Vec<PathBuf>,
+}
+
+impl Silent {
+    fn begin(cli: &Cli, place: &Path) -> Self {
+        let (pipe, link) = (cli.path().join("pipe"), cli.path().join("link"));
+        assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
+        let directories = place.join("packs").read_dir().expect("packs").flatten();
+        let packs: Vec<_> =
+            directories.flat_map(|entry| entry.path().read_dir().expect("packs").flatten()).map(|pack| pack.path()).collect();
+        for pack in &packs {
+            fs::hard_link(pack, pack.with_extension("kept")).expect("another name");
+            fs::hard_link(&pipe, &link).expect("another name");
+            fs::rename(&link, pack).expect("it is there no more");
+        }
+        Self { pipe, packs }
+    }
+
+    fn end(self) {
+        for pack in &self.packs {
+            fs::rename(pack.with_extension("kept"), pack).expect("it is there again");
+        }
+        // Whoever waits goes on, and finds that it is no file.
+        fs::OpenOptions::new().read(true).write(true).open(&self.pipe).expect("the pipe");
+    }
+}
+
+#[test]
+fn a_machine_stands_while_its_remote_says_nothing() {
+    let cli = Cli::new();
+    let place = place(&cli);
+    boot(&cli, "selfcheck:64:4");
+    cli.ok(&["remote", "add", "nas", text(&place), "--plain"]);
+    cli.ok(&["swapout", "--to", "nas"]);
+    cli.ok(&["swapin", "--limit", "1M"]);
+    let silent = Silent::begin(&cli, &place);
+    await_that("it waits", SOON, || shown(&cli)["loading"]["waiting"].as_str().is_some_and(|why| why.contains("has not answered for")));
+    let virtual_ns = || count(&shown(&cli)["runs"][0]["time_virtual_ns"]);
+    await_that("its time stands", SOON, || {
+        let before = virtual_ns();
+        std::thread::sleep(Duration::from_millis(300));
+        virtual_ns() == before
+    });
+    silent.end();
+    await_that("it goes on by itself", SOON, || shown(&cli)["loading"]["waiting"].is_null() && cli.machine("main")["state"] == "running");
+    assert_kept(&cli);
+    cli.ok(&["down"]);
+}
+
 #[test]
 fn it_stands_in_object_storage_and_waits_for_it() {
     let mut cli = Cli::new();

@@ -3,7 +3,10 @@
 use super::{Activity, FIRST_RUN, Keeper, Resumed};
 use crate::{Error, Result, tally::Kind};
 use fermata_experiment::{Journey, Run, Status, spare, travel};
-use fermata_linux::{clock::Stopwatch, priority};
+use fermata_linux::{
+    clock::{Stopwatch, monotonic},
+    priority,
+};
 use fermata_store::{
     Progress, Store,
     remote::{Away, AwayState, CopyStage, Remote},
@@ -47,7 +50,7 @@ impl Keeper {
         let watch = Stopwatch::start();
         let _one_at_a_time = self.set_out()?;
         let mut report = |_: CopyStage, progress: Progress| self.report("looking what is there", progress);
-        let away = self.host.store().begin_away(swap.asked, &self.spec.name, &swap.checkpoint, &mut report)?;
+        let away = self.host.store().begin_away(swap.asked, &self.spec.name, &swap.checkpoint, monotonic, &mut report)?;
         let coming = Fetch { away: away.clone(), behind: swap.behind, arrived: swap.arrived, store: self.host.store().clone() };
         let id = swap.checkpoint;
         let began = || -> Result<Resumed> {

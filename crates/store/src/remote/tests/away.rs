@@ -32,7 +32,12 @@ impl Scene {
     }
 
     fn begin(&self) -> Arc<Away> {
-        self.to.begin_away(Box::new(self.place.clone()), "lab", &self.last(), &mut |_, _| {}).unwrap()
+        self.begin_by(|| Duration::ZERO)
+    }
+
+    /// By this clock.
+    fn begin_by(&self, clock: fn() -> Duration) -> Arc<Away> {
+        self.to.begin_away(Box::new(self.place.clone()), "lab", &self.last(), clock, &mut |_, _| {}).unwrap()
     }
 
     /// A page of the last checkpoint, and what it holds.
@@ -122,6 +127,57 @@ fn whoever_needs_a_remote_that_is_lost_waits_for_it() {
     assert_eq!(receiver.recv_timeout(SOON).unwrap().unwrap(), content);
     reader.join().unwrap();
     assert_eq!((away.state().waited_for, away.state().trouble), (false, None));
+}
+
+#[test]
+fn a_remote_that_says_nothing_fails_after_some_seconds() {
+    static SECONDS: AtomicUsize = AtomicUsize::new(100);
+    let scene = Scene::new();
+    let away = scene.begin_by(|| Duration::from_secs(SECONDS.load(Ordering::Relaxed) as u64));
+    let (name, content) = scene.some_page();
+    let ((answer, silent), (sender, receiver)) = (mpsc::channel::<()>(), mpsc::channel());
+    scene.place.after(0, move || drop(silent.recv()));
+    let to = scene.to.clone();
+    thread::spawn(move || {
+        let mut page = [0; PAGE_SIZE];
+        let _ = sender.send(to.read_page(&name, &mut page).map(|()| page));
+    });
+    assert!(matches!(receiver.recv_timeout(A_WHILE), Err(RecvTimeoutError::Timeout)));
+    for (seconds, expected) in [(0, None), (4, None), (5, Some("it has not answered for 5 s")), (9, Some("it has not answered for 9 s"))] {
+        SECONDS.store(100 + seconds, Ordering::Relaxed);
+        let state = away.state();
+        assert_eq!((state.waited_for, state.trouble.as_deref()), (expected.is_some(), expected), "{seconds} s");
+    }
+    // Who fetches over another line does not wait for it.
+    away.fetch(&scene.place, &mut || Ok(())).unwrap();
+    drop(answer);
+    assert_eq!(receiver.recv_timeout(SOON).unwrap().unwrap(), content);
+    assert_eq!((away.state().waited_for, away.state().trouble), (false, None));
+}
+
+#[test]
+fn packs_that_are_rewritten_meanwhile_are_found_where_they_are_now() {
+    let scene = Scene::new();
+    let away = scene.begin();
+    let before = scene.place.objects("packs/");
+    let gone = [("lab".to_owned(), scene.ids[..3].iter().copied().collect())].into();
+    let options = PruneOptions { checkpoints: gone, looks: 0, ..PruneOptions::default() };
+    scene.from.prune_remote(&*scene.place, &options, &mut |_, _| {}).unwrap();
+    assert!(before.iter().any(|pack| !pack.exists()), "nothing was rewritten");
+    thread::scope(|scope| {
+        let reads = scope.spawn(|| scene.assert_same());
+        for _ in 0..SOON.as_millis() / 100 {
+            if reads.is_finished() || away.state().waited_for {
+                break;
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        let state = away.state();
+        if !reads.is_finished() {
+            away.end();
+        }
+        assert!(reads.join().is_ok() && !state.waited_for, "{state:?}");
+    });
 }
 
 #[test]
