@@ -3,8 +3,8 @@
 use crate::{
     service::{BODY_BYTES_MAX, EXEC_BODY_BYTES_MAX, Service},
     values::{
-        Activity, CaptureRequest, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest,
-        ForwardOf, ForwardRequest, GotoRequest, LinkEnd, LinkRequest, Metric, Problem, Resumed, Run, RunRequest,
+        Activity, CaptureRequest, Checkpoint, CheckpointRequest, Cpus, CpusRequest, DownRequest, Ended, ExecRequest, Executed, Experiment,
+        ForkRequest, ForwardOf, ForwardRequest, GotoRequest, LinkEnd, LinkRequest, Metric, Problem, Resumed, Run, RunRequest,
     },
 };
 use reqwest::{
@@ -198,6 +198,10 @@ impl Service for Client {
     /// The keeper hears of it when this process ends, and waits no longer.
     fn exec(&self, request: ExecRequest, _: &dyn Fn() -> bool) -> Result<Executed, Problem> {
         self.post_at_most("exec", &request, EXEC_BODY_BYTES_MAX)
+    }
+
+    fn cpus(&self, request: CpusRequest, _: &dyn Fn() -> bool) -> Result<Cpus, Problem> {
+        self.post("cpus", &request)
     }
 
     fn down(&self, request: DownRequest) -> Result<Ended, Problem> {

@@ -6,12 +6,12 @@ use crate::{
     links, metrics, paths,
     service::Service,
     values::{
-        self, Activity, CaptureRequest, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment,
-        ExperimentState, ForkRequest, ForwardOf, ForwardRequest, GotoRequest, LinkEnd, LinkRequest, Loading, Metric, Problem, Resumed,
-        RunRequest,
+        self, Activity, CaptureRequest, Checkpoint, CheckpointRequest, Cpus, CpusRequest, DownRequest, Ended, ExecRequest, Executed,
+        Experiment, ExperimentState, ForkRequest, ForwardOf, ForwardRequest, GotoRequest, LinkEnd, LinkRequest, Loading, Metric, Problem,
+        Resumed, RunRequest,
     },
 };
-use fermata_experiment::{Asked, Body, Journey, MachineBody, Run, Status};
+use fermata_experiment::{Asked, Body, Journey, Machine, MachineBody, Run, Status};
 use fermata_timeline::{Fork, Instant, Keeper, history};
 use std::{
     fs,
@@ -70,6 +70,30 @@ impl Desk {
         let body = run.body();
         let name = which(&run, &body, machine)?;
         Ok((run, body, name))
+    }
+
+    /// The machine that `[RUN:]MACHINE` means, whose agent answers, and its whole name.
+    fn reach(&self, text: &str, wait: Duration, wanted: &dyn Fn() -> bool) -> Result<(Arc<Machine>, String), Problem> {
+        let (run, mut body, name) = self.machine(text)?;
+        let of = |body: &Body| body.machines().iter().find(|of| of.name() == name).map(|of| of.machine().clone());
+        let gone = || Problem::new(format!("run {} has no machine {name} any more", run.name()));
+        let mut machine = of(&body).ok_or_else(gone)?;
+        if machine.config().deterministic {
+            return Err(Problem::new(format!("{name} is deterministic: nothing comes into it from outside, so it has no guest agent")));
+        }
+        if machine.glance() == Status::Paused {
+            return Err(Problem::new(format!("{name} is paused, and would never answer: `fermata resume {}` lets it go on", run.name())));
+        }
+        // Who waits for a machine that is taken to another checkpoint meanwhile goes with it.
+        while let Err(error) = machine.agent().reach(wait, wanted) {
+            let now = run.body();
+            if Arc::ptr_eq(&now, &body) {
+                return Err(problem(error));
+            }
+            machine = of(&now).ok_or_else(gone)?;
+            body = now;
+        }
+        Ok((machine, format!("{}:{name}", run.name())))
     }
 
     /// Leaves a note for whoever finds the run directory when we are gone. Without it `ls` knows less, and no more is lost.
@@ -146,34 +170,23 @@ impl Service for Desk {
     }
 
     fn exec(&self, request: ExecRequest, wanted: &dyn Fn() -> bool) -> Result<Executed, Problem> {
-        let (run, mut body, name) = self.machine(&request.machine)?;
-        let of = |body: &Body| body.machines().iter().find(|of| of.name() == name).map(|of| of.machine().clone());
-        let gone = || Problem::new(format!("run {} has no machine {name} any more", run.name()));
-        let mut machine = of(&body).ok_or_else(gone)?;
-        if machine.config().deterministic {
-            return Err(Problem::new(format!("{name} is deterministic: nothing comes into it from outside, so it has no guest agent")));
-        }
         let wait = Duration::from_millis(request.wait_ms);
-        if machine.glance() == Status::Paused {
-            return Err(Problem::new(format!("{name} is paused, and would never answer: `fermata resume {}` lets it go on", run.name())));
-        }
-        // Who waits for a machine that is taken to another checkpoint meanwhile goes with it.
-        while let Err(error) = machine.agent().reach(wait, wanted) {
-            let now = run.body();
-            if Arc::ptr_eq(&now, &body) {
-                return Err(problem(error));
-            }
-            machine = of(&now).ok_or_else(gone)?;
-            body = now;
-        }
+        let (machine, name) = self.reach(&request.machine, wait, wanted)?;
         let done = machine.agent().execute_while(&request.command, request.input.as_deref(), wait, wanted).map_err(problem)?;
         Ok(Executed {
-            machine: format!("{}:{name}", run.name()),
+            machine: name,
             status: done.status,
             stdout: String::from_utf8_lossy(&done.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&done.stderr).into_owned(),
             truncated: done.truncated,
         })
+    }
+
+    fn cpus(&self, request: CpusRequest, wanted: &dyn Fn() -> bool) -> Result<Cpus, Problem> {
+        let wait = Duration::from_millis(request.wait_ms);
+        let (machine, name) = self.reach(&request.machine, wait, wanted)?;
+        let cpus = machine.agent().visit(wait, wanted).and_then(|visit| visit.set_cpus(request.online)).map_err(problem)?;
+        Ok(Cpus { machine: name, online: request.online, cpus })
     }
 
     fn down(&self, request: DownRequest) -> Result<Ended, Problem> {

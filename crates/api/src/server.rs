@@ -11,6 +11,7 @@
 //! | `POST /v1/capture` | `CaptureRequest` | a file in the format pcapng, as long as the capture lasts |
 //! | `POST /v1/forward` | `ForwardRequest` | `ForwardOf` |
 //! | `POST /v1/exec` | `ExecRequest` | `Executed` |
+//! | `POST /v1/cpus` | `CpusRequest` | `Cpus` |
 //! | `POST /v1/down` | `DownRequest` | `Ended` |
 //! | `GET /v1/activity` | | `Activity` |
 //! | `GET /v1/metrics` | | array of `Metric` |
@@ -199,6 +200,7 @@ fn router(service: Shared) -> Router {
         .route("/v1/link", handler(|service, request, _| service.link(request)))
         .route("/v1/forward", handler(|service, request, _| service.forward(request)))
         .route("/v1/capture", post(capture))
+        .route("/v1/cpus", handler(|service, request, wanted| service.cpus(request, wanted)))
         .route("/v1/down", handler(|service, request, _| service.down(request)))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .route(

@@ -1,8 +1,8 @@
 //! What a keeper offers. The keeper implements it, the server carries it over a socket, and the client implements it again on the other side.
 
 use crate::values::{
-    Activity, CaptureRequest, Checkpoint, CheckpointRequest, DownRequest, Ended, ExecRequest, Executed, Experiment, ForkRequest, ForwardOf,
-    ForwardRequest, GotoRequest, LinkEnd, LinkRequest, Metric, Problem, Resumed, Run, RunRequest,
+    Activity, CaptureRequest, Checkpoint, CheckpointRequest, Cpus, CpusRequest, DownRequest, Ended, ExecRequest, Executed, Experiment,
+    ForkRequest, ForwardOf, ForwardRequest, GotoRequest, LinkEnd, LinkRequest, Metric, Problem, Resumed, Run, RunRequest,
 };
 
 /// Bytes that a command in a guest may be given on its standard input. As JSON they are up to four times as many.
@@ -48,6 +48,9 @@ pub trait Service: Send + Sync {
     /// Runs a command in a guest and waits for its end, as long as somebody does: `wanted` is asked now and then. A command that fails is no
     /// [`Problem`].
     fn exec(&self, request: ExecRequest, wanted: &dyn Fn() -> bool) -> Result<Executed, Problem>;
+
+    /// Takes processors of a guest offline, or brings them back, as its agent does. `wanted` is asked now and then while the agent does not answer.
+    fn cpus(&self, request: CpusRequest, wanted: &dyn Fn() -> bool) -> Result<Cpus, Problem>;
 
     /// Ends a run, or the experiment and with it the keeper.
     fn down(&self, request: DownRequest) -> Result<Ended, Problem>;

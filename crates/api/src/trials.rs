@@ -7,7 +7,10 @@ use crate::{
     housekeeping::{self, RemoveRequest},
     net::Change,
     service::Service,
-    values::{DownRequest, ExecRequest, Experiment, ForkRequest, GotoRequest, LinkRequest, Outcome, Problem, Resumed, RunRequest, When},
+    values::{
+        CpusRequest, DownRequest, ExecRequest, Experiment, ForkRequest, GotoRequest, LinkRequest, Outcome, Problem, Resumed, RunRequest,
+        When,
+    },
 };
 use fermata_linux::signals::end_group;
 use fermata_types::{CheckpointId, Perturbation};
@@ -41,6 +44,8 @@ pub struct Trial {
     pub perturbation: Option<Perturbation>,
     /// Links that change at once: an interface, and what becomes different there.
     pub changes: Vec<(String, Change)>,
+    /// How many processors of each machine are online, from the beginning on; none: as many as were.
+    pub cpus: Option<u32>,
     /// Commands that are run at once: the machine, and what its shell is given.
     pub before: Vec<(String, String)>,
     /// Variables of the environment of those commands and of the script.
@@ -136,7 +141,13 @@ impl Lab {
             let request = LinkRequest { run: Some(run.clone()), interface: Some(interface.clone()), change: Some(change.clone()) };
             self.keeper.link(request)?;
         }
-        self.keeper.resume(RunRequest { run: Some(run.clone()) })?;
+        let resumed = self.keeper.resume(RunRequest { run: Some(run.clone()) })?;
+        if let Some(online) = trial.cpus {
+            for machine in &resumed.machines {
+                let request = CpusRequest { machine: format!("{run}:{}", machine.name), online, wait_ms: AGENT_WAIT_MS };
+                self.patiently(move |keeper| keeper.cpus(request, &|| true))?;
+            }
+        }
         let variables = self.variables(trial, &run);
         for (machine, command) in &trial.before {
             let (status, _, stderr) = self.in_guest(&run, machine, command, &variables)?;

@@ -26,7 +26,7 @@ pub use remote_pruned::{RemotePruned, RemovedThere};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::SocketAddrV4, path::PathBuf};
 pub use swapped::*;
-pub use trials::{BisectStep, Bisected, Outcome, Tried, TriedOnce};
+pub use trials::{BisectStep, Bisected, Cpus, CpusRequest, Outcome, Tried, TriedOnce};
 
 /// A checkpoint: what `fermata checkpoint` prints, and `fermata log` prints many of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -202,6 +202,25 @@ impl<'a> Visit<'a> {
         Ok(Begun { pid: process.pid })
     }
 
+    /// Has so many processors of the guest be online, the first ones. Returns how many it has. What a guest does without is still there for the machine, and idle.
+    pub fn set_cpus(&self, online: u32) -> Result<u32> {
+        let cpus = self.0.ask(&qga::guest_get_vcpus {})?;
+        let mut left = cpu_changes(&cpus, online).map_err(|why| self.0.failed(&why))?;
+        while !left.is_empty() {
+            // It does those at the beginning; asked for the rest, it says why not.
+            let done = self.0.ask(&qga::guest_set_vcpus { vcpus: left.clone() })?;
+            match usize::try_from(done) {
+                Ok(done) if (1..=left.len()).contains(&done) => left.drain(..done),
+                _ => return Err(self.0.failed("the guest neither changed its processors nor said why")),
+            };
+        }
+        let now = self.0.ask(&qga::guest_get_vcpus {})?.iter().filter(|cpu| cpu.online).count();
+        match now == online as usize {
+            true => Ok(cpus.len() as u32),
+            false => Err(self.0.failed(&format!("the guest has {now} processors online, and not {online}"))),
+        }
+    }
+
     /// Sets the guest's clock, and with it the one that it reads when it boots. `time` tells the right one, in nanoseconds since 1970, and is asked when there is nothing
     /// left to wait for. A request that lay waiting set it to what was right before, so the clock is read back, and set again if need be. Returns by how many nanoseconds it
     /// was set on.
@@ -257,6 +276,27 @@ impl Drop for Visit<'_> {
     }
 }
 
+/// What becomes different so that so many processors are online: those that must be, and then the first ones. Who comes is told before who goes.
+fn cpu_changes(cpus: &[qga::GuestLogicalProcessor], online: u32) -> std::result::Result<Vec<qga::GuestLogicalProcessor>, String> {
+    let several = |count: usize| if count == 1 { "1 processor".to_owned() } else { format!("{count} processors") };
+    let mut order: Vec<_> = cpus.iter().collect();
+    // One of which it says nothing can be taken away, or it refuses.
+    order.sort_by_key(|cpu| (cpu.can_offline.unwrap_or(true), cpu.logical_id));
+    let fixed = order.iter().filter(|cpu| cpu.can_offline == Some(false) && cpu.online).count();
+    let online = online as usize;
+    if online > cpus.len() || online < fixed.max(1) {
+        let few = if online > cpus.len() { String::new() } else { format!(", {fixed} of which cannot go offline") };
+        return Err(format!("the guest has {}{few}: {online} cannot be online", several(cpus.len())));
+    }
+    let changed = |(place, cpu): (usize, &qga::GuestLogicalProcessor)| {
+        let wanted = place < online;
+        (cpu.online != wanted).then(|| qga::GuestLogicalProcessor { online: wanted, ..cpu.clone() })
+    };
+    let mut changes: Vec<_> = order.into_iter().enumerate().filter_map(changed).collect();
+    changes.sort_by_key(|cpu| !cpu.online);
+    Ok(changes)
+}
+
 /// Whether the guest holds its end of the agent's port open. A guest that restarts does not, and forgets what it was asked.
 fn is_open(monitor: &Monitor) -> bool {
     // Who cannot be asked is given time.
@@ -291,5 +331,28 @@ pub(crate) fn execution(status: qga::GuestExecStatus) -> Execution {
         stdout: status.out_data.unwrap_or_default(),
         stderr: status.err_data.unwrap_or_default(),
         truncated,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_processors_stay() {
+        let cpu = |logical_id, online, can_offline| qga::GuestLogicalProcessor { logical_id, online, can_offline };
+        let four = [cpu(3, true, Some(true)), cpu(0, true, Some(false)), cpu(2, false, Some(true)), cpu(1, true, Some(true))];
+        let changes = |online| {
+            let changes = cpu_changes(&four, online)?;
+            Ok::<_, String>(changes.iter().map(|cpu| (cpu.logical_id, cpu.online)).collect::<Vec<_>>())
+        };
+        assert_eq!(changes(1), Ok(vec![(1, false), (3, false)]));
+        assert_eq!(changes(2), Ok(vec![(3, false)]));
+        assert_eq!(changes(3), Ok(vec![(2, true), (3, false)]));
+        assert_eq!(changes(4), Ok(vec![(2, true)]));
+        assert_eq!(changes(5).unwrap_err(), "the guest has 4 processors: 5 cannot be online");
+        assert_eq!(changes(0).unwrap_err(), "the guest has 4 processors, 1 of which cannot go offline: 0 cannot be online");
+        // An agent that does not tell which can go offline.
+        assert_eq!(cpu_changes(&[cpu(0, true, None), cpu(1, true, None)], 1).unwrap().len(), 1);
     }
 }

@@ -33,6 +33,28 @@ pub struct TriedOnce {
     pub problem: Option<String>,
 }
 
+/// Has a guest do with fewer processors than its machine has, or with all of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpusRequest {
+    /// `m1`, or `run:m1`; empty if there is only one machine.
+    pub machine: String,
+    /// How many are to be online.
+    pub online: u32,
+    /// How long to wait for the guest agent, milliseconds.
+    pub wait_ms: u64,
+}
+
+/// The processors of a guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cpus {
+    /// The machine, as `run:machine`.
+    pub machine: String,
+    /// How many are online.
+    pub online: u32,
+    /// How many it has.
+    pub cpus: u32,
+}
+
 /// What came of a script in a fork.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {

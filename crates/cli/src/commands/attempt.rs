@@ -29,8 +29,8 @@ use fermata_api::{
 /// happens; only --keep leaves them.
 ///
 /// A condition is a property of a link as `fermata link` has it (rate, delay, jitter, loss, duplicate, reorder, queue, discipline), or a variable of the environment, in capitals, of
-/// the script and of commands that --before runs; or perturb with seeds, by which all links do otherwise than they did, as --vary and --within say. Several --each are tried in all
-/// combinations.
+/// the script and of commands that --before runs; or perturb with seeds, by which all links do otherwise than they did, as --vary and --within say; or cpus, the number of processors
+/// that are online in every guest: its agent takes the others offline. Several --each are tried in all combinations.
 ///
 /// The script is given to a shell of this host, with FERMATA_EXPERIMENT, FERMATA_RUN and the condition in its environment, those of links in capitals
 /// (LOSS); with --in to a shell in a guest.
@@ -40,6 +40,7 @@ Examples:
   fermata try main --for 20s --each loss=0%,1%,5% --in a --run 'tail -n 1 /var/log/transfer'
   fermata try 1f0c42 --for 10s --each loss=0%,1% --each delay=1ms,50ms --link a:eth1 --run 'fermata exec $FERMATA_RUN:b -- cat /tmp/rate'
   fermata try main~3 --for 10s --each perturb=1,2,3,4 --vary order --within 5ms --run ./is-consistent
+  fermata try main --for 30s --each cpus=1,2,4 --in a --run 'tail -n 1 /var/log/throughput'
   fermata try known-good --for 1m --each CC=cubic,bbr --before 'a: sysctl -w net.ipv4.tcp_congestion_control=$CC' --in a --run ./measure --json
   fermata try main~3 --for 5s --run 'fermata exec $FERMATA_RUN:m1 -- systemctl is-active app' --keep")]
 pub struct Try {
@@ -98,6 +99,7 @@ impl Try {
             from: from.id,
             perturbation,
             changes: link.iter().cloned().zip(condition.change.clone()).collect(),
+            cpus: condition.cpus,
             before: self.before.clone(),
             variables: condition.variables(),
             wait_ns: self.wait,

@@ -108,6 +108,7 @@ impl Bisect {
             from: checkpoint.id,
             perturbation: None,
             changes: vec![],
+            cpus: None,
             before: vec![],
             variables: vec![("FERMATA_CHECKPOINT".to_owned(), checkpoint.id.to_string())],
             wait_ns: self.wait,

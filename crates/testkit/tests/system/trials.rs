@@ -53,6 +53,29 @@ fn one_instant_is_tried_and_searched() {
     cli.ok(&["down"]);
 }
 
+#[test]
+fn guests_do_with_fewer_processors() {
+    let cli = Cli::new();
+    cli.write("two.yaml", &guests::tiny("two", "fermata.run=none", "    cpus: 2\n"));
+    cli.ok(&["up", "two.yaml"]);
+    let online = "grep -c ^processor /proc/cpuinfo";
+    assert_eq!(cli.shell("m1", online), "2");
+    cli.ok(&["checkpoint"]);
+    let tried = cli.json(&["try", "main", "--each", "cpus=1,2", "--in", "m1", "--run", &format!("echo $CPUS; {online}")]);
+    let said: Vec<_> = array(&tried["trials"]).iter().map(|trial| string(&trial["stdout"])).collect();
+    assert_eq!(said, ["1\n1\n", "2\n2\n"], "{tried}");
+    let said = cli.run(&["try", "main", "--each", "cpus=3", "--in", "m1", "--run", "true"]);
+    assert!(said.status.code() == Some(1) && said.stdout.contains("m1: the guest has 2 processors: 3 cannot be online"), "{said:?}");
+    nothing_is_left(&cli);
+    assert_eq!(cli.shell("m1", online), "2", "the run itself was not disturbed");
+    // Those that were offline before come back.
+    cli.shell("m1", "echo 0 > /sys/devices/system/cpu/cpu1/online");
+    cli.ok(&["checkpoint"]);
+    let tried = cli.json(&["try", "main", "--each", "cpus=2", "--in", "m1", "--run", online]);
+    assert_eq!(tried["trials"][0]["stdout"], "2\n", "{tried}");
+    cli.ok(&["down"]);
+}
+
 fn links_and_variables_are_tried(cli: &Cli, start: &Value) {
     let script = format!("cat /tmp/word; {PING}");
     let conditions = ["--each", "loss=0%,100%", "--each", "WORD=plain,it's"];

@@ -9,6 +9,10 @@ use std::{fmt::Display, str::FromStr};
 
 /// What seeds are given for.
 const PERTURB: &str = "perturb";
+/// What numbers of processors are given for.
+const CPUS: &str = "cpus";
+/// As many as a machine can have.
+const CPUS_MAX: u32 = 64;
 /// Conditions at once, at most: each is a fork.
 const VALUES_MAX: usize = 256;
 
@@ -27,6 +31,8 @@ struct Value {
     reshape: Option<Reshape>,
     /// By which all links do otherwise than they did.
     seed: Option<u64>,
+    /// How many processors are online.
+    cpus: Option<u32>,
 }
 
 /// One combination of values.
@@ -38,6 +44,8 @@ pub struct Condition {
     pub change: Option<Change>,
     /// By which all links do otherwise than they did, if they do.
     pub seed: Option<u64>,
+    /// How many processors of each machine are online, if not as many as were.
+    pub cpus: Option<u32>,
 }
 
 impl Condition {
@@ -56,6 +64,7 @@ impl Condition {
         let mut all = self.clone();
         all.values.push((key.to_owned(), value.text.clone()));
         all.seed = value.seed.or(all.seed);
+        all.cpus = value.cpus.or(all.cpus);
         if let Some(reshape) = &value.reshape {
             let change = all.change.get_or_insert_default();
             change.sent = both(&change.sent, reshape);
@@ -97,12 +106,19 @@ impl FromStr for Each {
         }
         let read = |value: &str| -> Result<_, String> {
             let seed = (key == PERTURB).then(|| seed(value)).transpose()?;
-            let reshape = if seed.is_some() { None } else { reshape(key, value)? };
-            Ok(Value { text: value.to_owned(), reshape, seed })
+            let cpus = (key == CPUS).then(|| cpus(value)).transpose()?;
+            let reshape = if seed.or(cpus.map(u64::from)).is_some() { None } else { reshape(key, value)? };
+            Ok(Value { text: value.to_owned(), reshape, seed, cpus })
         };
         let values = values.into_iter().map(read);
         Ok(Self { key: key.to_owned(), values: values.collect::<Result<_, String>>()? })
     }
+}
+
+/// How many processors are online.
+fn cpus(value: &str) -> Result<u32, String> {
+    let cpus = value.parse().ok().filter(|cpus| (1..=CPUS_MAX).contains(cpus));
+    cpus.ok_or_else(|| format!("expected a number of processors from 1 to {CPUS_MAX}, found \"{value}\""))
 }
 
 /// What a value means for a link; nothing if it is one of a variable.
@@ -122,7 +138,7 @@ fn reshape(key: &str, value: &str) -> Result<Option<Reshape>, String> {
         name if is_variable(name) => return Ok(None),
         _ => {
             return Err(format!(
-                "\"{key}\" is no property of a link (rate, delay, jitter, loss, duplicate, reorder, queue, discipline), not {PERTURB}, and no variable, which is in capitals"
+                "\"{key}\" is no property of a link (rate, delay, jitter, loss, duplicate, reorder, queue, discipline), not {PERTURB} and not {CPUS}, and no variable, which is in capitals"
             ));
         }
     }))
@@ -180,10 +196,32 @@ mod tests {
     }
 
     #[test]
+    fn a_number_of_processors_is_a_condition() {
+        let conditions = product(&[each("cpus=1,2"), each("CC=bbr")]);
+        assert_eq!(conditions.iter().map(|condition| condition.cpus).collect::<Vec<_>>(), [Some(1), Some(2)]);
+        assert_eq!((conditions[1].words().as_str(), &conditions[1].change), ("cpus=2, CC=bbr", &None));
+        assert_eq!(conditions[1].variables()[0], ("CPUS".to_owned(), "2".to_owned()));
+        assert_eq!(product(&[each("loss=1%")])[0].cpus, None);
+    }
+
+    #[test]
     fn wrong_values_are_told() {
-        for wrong in
-            ["loss", "loss=", "loss=lots", "delay=5", "queue=-1", "discipline=red", "nonsense=1", "cc=bbr", "=1", "1A=2", "FERMATA_RUN=x"]
-        {
+        for wrong in [
+            "loss",
+            "loss=",
+            "loss=lots",
+            "delay=5",
+            "queue=-1",
+            "discipline=red",
+            "cpus=0",
+            "cpus=65",
+            "cpus=all",
+            "nonsense=1",
+            "cc=bbr",
+            "=1",
+            "1A=2",
+            "FERMATA_RUN=x",
+        ] {
             assert!(wrong.parse::<Each>().is_err(), "{wrong}");
         }
         for right in ["rate=0,100Mbit", "jitter=1ms", "duplicate=1%", "reorder=2%", "queue=10,20", "discipline=codel", "A_1=,x"] {
