@@ -6,7 +6,7 @@ use crate::{
     remotes::{self, Copied, CopyRequest, Outcome, Refs, There},
     values::{Activity, BackupEntry, BackupStanding, Problem},
 };
-use fermata_linux::priority::go_last;
+use fermata_linux::{clock::Stopwatch, priority::go_last};
 use fermata_store::{Record, Store, remote::RefName};
 use fermata_timeline::Keeper;
 use fermata_types::CheckpointId;
@@ -26,6 +26,10 @@ const FILE: &str = "backups.json";
 const LOOK_EVERY: Duration = Duration::from_secs(20);
 /// After a copy that failed.
 const AGAIN_AFTER: Duration = Duration::from_secs(60);
+/// Between two looks at how the runs stand.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
+/// So long each step of a copy keeps out of the way of checkpoints, which may follow each other without a gap.
+const AWAY_MAX: Duration = Duration::from_secs(1);
 /// Transfers at a time beside running machines.
 const JOBS: usize = 2;
 
@@ -160,12 +164,40 @@ pub(crate) fn watch(keeper: &Arc<Keeper>) {
         let mut done = BTreeMap::new();
         loop {
             thread::sleep(LOOK_EVERY);
+            let every = keeper.upgrade().and_then(|keeper| keeper.spec().every).unwrap_or_default();
+            await_quiet(&|| stands(&keeper), every.saturating_mul(2).min(LOOK_EVERY));
             let Some(trouble) = look(&keeper, &mut done) else { return };
             if trouble {
                 thread::sleep(AGAIN_AFTER);
             }
         }
     });
+}
+
+/// How runs stand: on which checkpoints, and whether one is being taken.
+type Stands = (Vec<Option<CheckpointId>>, bool);
+
+/// None: the keeper is gone.
+fn stands(keeper: &Weak<Keeper>) -> Option<Stands> {
+    let runs = keeper.upgrade()?.runs();
+    Some((runs.iter().map(|run| run.standing().head).collect(), runs.iter().any(|run| run.is_taking())))
+}
+
+/// Waits until a checkpoint has just become permanent, so that the next one is far. It may be that none comes.
+fn await_quiet(stands: &dyn Fn() -> Option<Stands>, time: Duration) {
+    let (watch, before) = (Stopwatch::start(), stands().map(|(heads, _)| heads));
+    while watch.elapsed() < time && stands().map(|(heads, _)| heads) == before {
+        thread::sleep(BETWEEN_LOOKS);
+    }
+    stay_away(stands);
+}
+
+/// Waits as long as a checkpoint is being taken.
+fn stay_away(stands: &dyn Fn() -> Option<Stands>) {
+    let watch = Stopwatch::start();
+    while watch.elapsed() < AWAY_MAX && stands().is_some_and(|(_, is_taking)| is_taking) {
+        thread::sleep(BETWEEN_LOOKS);
+    }
 }
 
 /// Copies what is new, which shows in branches and tags that are elsewhere than they were. Whether something went wrong; none: the keeper is gone.
@@ -175,7 +207,7 @@ fn look(keeper: &Weak<Keeper>, done: &mut BTreeMap<String, Refs>) -> Option<bool
         (keeper.host().store().path().to_owned(), keeper.spec().name.clone())
     };
     // A panic is a bug of ours; without this thread nothing would be copied any more, and nobody told.
-    let copied = catch_unwind(AssertUnwindSafe(|| copy_new(&store, &experiment, done)));
+    let copied = catch_unwind(AssertUnwindSafe(|| copy_new(&store, &experiment, done, &|| stay_away(&|| stands(keeper)))));
     let trouble = match copied {
         Ok(Ok(())) => None,
         Ok(Err(problem)) => Some(format!("checkpoints could not be backed up, which is tried again: {problem}")),
@@ -189,7 +221,8 @@ fn look(keeper: &Weak<Keeper>, done: &mut BTreeMap<String, Refs>) -> Option<bool
     Some(is_trouble)
 }
 
-fn copy_new(store: &Path, experiment: &str, done: &mut BTreeMap<String, Refs>) -> Result<(), Problem> {
+/// `step` is called between the steps of a copy.
+fn copy_new(store: &Path, experiment: &str, done: &mut BTreeMap<String, Refs>, step: &dyn Fn()) -> Result<(), Problem> {
     let entries = kept(store)?;
     let mine: BTreeSet<_> = entries
         .into_iter()
@@ -210,7 +243,7 @@ fn copy_new(store: &Path, experiment: &str, done: &mut BTreeMap<String, Refs>) -
             everything: true,
             ..CopyRequest::default()
         };
-        let copied = remotes::push(store, &request, &mut |_| {})?;
+        let copied = remotes::push(store, &request, &mut |_| step())?;
         if let Some(left) = copied.refs.iter().find(|name| matches!(name.outcome, Outcome::Left { .. })) {
             let (RefName::Branch(name) | RefName::Tag(name)) = &left.name;
             return Err(Problem::new(format!(
@@ -228,6 +261,31 @@ fn copy_new(store: &Path, experiment: &str, done: &mut BTreeMap<String, Refs>) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn a_copy_begins_behind_a_checkpoint_and_not_within_one() {
+        let id = |number| Some(CheckpointId([number; 32]));
+        // One is being taken, becomes permanent, and the next one begins at once.
+        let told = [(id(1), false), (id(1), true), (id(2), true), (id(2), true), (id(2), false), (id(2), true)];
+        let at = Cell::new(0);
+        let stands = || {
+            let (head, is_taking) = told[at.replace(at.get() + 1).min(told.len() - 1)];
+            Some((vec![head], is_taking))
+        };
+        await_quiet(&stands, LOOK_EVERY);
+        assert_eq!(at.get(), 5, "it was looked until none was taken any more");
+        // None comes.
+        let watch = Stopwatch::start();
+        await_quiet(&|| Some((vec![id(1)], false)), Duration::from_millis(50));
+        assert!(watch.elapsed() >= Duration::from_millis(50));
+        // They never end; and the keeper is gone.
+        stay_away(&|| Some((vec![id(1)], true)));
+        assert!(watch.elapsed() >= AWAY_MAX);
+        let watch = Stopwatch::start();
+        stay_away(&|| None);
+        assert!(watch.elapsed() < AWAY_MAX);
+    }
 
     #[test]
     fn what_is_to_be_kept_is_remembered() {

@@ -303,6 +303,11 @@ impl Run {
         })
     }
 
+    /// Whether a checkpoint is being taken, until it is permanent.
+    pub fn is_taking(&self) -> bool {
+        self.state().moving.is_some()
+    }
+
     /// The same at all moments of a checkpoint.
     pub fn checkpoint_watched(&self, message: Option<String>, seen: &mut dyn FnMut(Moment, &Body)) -> Result<(CheckpointId, Record)> {
         self.take(Asked { message, ..Asked::default() }, &|| true, seen)
