@@ -368,6 +368,13 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_is_set_back_changes_no_order() {
+        let mut checkpoints = samples::history();
+        checkpoints[4].created_ns = 0;
+        assert_eq!(History::new(checkpoints).select(None, false).unwrap(), [4, 3, 2, 1, 0]);
+    }
+
+    #[test]
     fn the_newest_first() {
         check(
             None,

@@ -67,7 +67,8 @@ impl History {
         Ok(match branch {
             Some(branch) => self.line(self.head(branch)?).collect(),
             None => {
-                let ages: Vec<_> = self.checkpoints.iter().map(|checkpoint| checkpoint.created_ns).collect();
+                // They came in order, whatever the clock said when they were taken.
+                let ages: Vec<_> = (0..self.checkpoints.len() as u64).collect();
                 graph::order(&self.parents, &ages, in_lines)
             }
         })
