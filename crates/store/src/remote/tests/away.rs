@@ -136,7 +136,10 @@ fn a_remote_that_says_nothing_fails_after_some_seconds() {
     let away = scene.begin_by(|| Duration::from_secs(SECONDS.load(Ordering::Relaxed) as u64));
     let (name, content) = scene.some_page();
     let ((answer, silent), (sender, receiver)) = (mpsc::channel::<()>(), mpsc::channel());
-    scene.place.after(0, move || drop(silent.recv()));
+    scene.place.after(0, move || {
+        // It ends when nobody can answer any more.
+        let _ = silent.recv();
+    });
     let to = scene.to.clone();
     thread::spawn(move || {
         let mut page = [0; PAGE_SIZE];
