@@ -120,6 +120,7 @@ fn grow(store: &Path, step: u64) -> CheckpointId {
         branch: "main".into(),
         message: None,
         created_ns: step,
+        after_ns: None,
         time_virtual_ns: step,
         began_ns: None,
         events: 0,
