@@ -365,6 +365,37 @@ fn handshake(stream: UnixStream, patience: Duration) -> Result<Connection, Execu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn a_command_that_was_said_before_is_asked_by_its_last_byte() {
+        let (ours, mut qemu) = UnixStream::pair().expect("a pair of sockets");
+        qemu.set_nonblocking(true).expect("a socket");
+        // QEMU's answers, ahead of the questions: the socket keeps them.
+        let greeting = r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 7}, "package": ""}, "capabilities": ["oob"]}}"#;
+        let stopped = r#"{"timestamp": {"seconds": 7, "microseconds": 5}, "event": "STOP"}"#;
+        let returned = r#"{"return": {}}"#;
+        write!(qemu, "{greeting}\r\n{returned}\r\n{stopped}\r\n{returned}\r\n{returned}\r\n").expect("it is written");
+        let mut said = || {
+            let mut bytes = vec![0; 1024];
+            let length = qemu.read(&mut bytes).unwrap_or(0);
+            String::from_utf8_lossy(&bytes[..length]).into_owned()
+        };
+        let mut talk = Talk::begin(ours, PATIENCE).expect("a conversation");
+        assert!(said().contains("qmp_capabilities"));
+        talk.prime(&qmp::stop {}).expect("it is said");
+        talk.prime(&qmp::stop {}).expect("it is said once");
+        assert_eq!(said(), r#"{"execute":"stop""#);
+        assert!(!talk.expects_another(&qmp::stop {}) && talk.expects_another(&qmp::cont {}));
+        let asked = talk.ask(&qmp::stop {}).expect("it is asked");
+        assert_eq!(said(), "}");
+        assert!(matches!(talk.answer(asked, PATIENCE), Ok(Some(Ok(_)))));
+        assert_eq!(talk.stopped(), Some(Duration::new(7, 5_000)));
+        // Nothing was said before of this one.
+        let asked = talk.ask(&qmp::cont {}).expect("it is asked");
+        assert_eq!(said(), r#"{"execute":"cont"}"#);
+        assert!(matches!(talk.answer(asked, PATIENCE), Ok(Some(Ok(_)))));
+    }
 
     #[test]
     fn commands_are_as_short_as_can_be() {
