@@ -165,7 +165,7 @@ impl Agent {
 
     fn silent(&self, error: &ExecuteError) -> Error {
         self.failed(&format!(
-            "the guest agent does not answer ({error}). The guest may still be booting (`fermata console` shows it), lack the package qemu-guest-agent, or have no driver for old virtio devices (`agent: modern` in the specification)"
+            "the guest agent does not answer ({error}). The guest may still be booting (`fermata console` shows it), lack the package qemu-guest-agent, or, with `agent: legacy`, a driver for old virtio devices"
         ))
     }
 

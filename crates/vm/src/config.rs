@@ -66,7 +66,7 @@ pub struct MachineConfig {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub balloon: bool,
     /// The guest agent's port is on a device of virtio 0.9. Of one of virtio 1.0 QEMU writes 1,024 rings into each device state, used or not (`vmstate_virtio_virtqueues`
-    /// in `hw/virtio/virtio.c`): half of the state, and of the time for it. Machines of older checkpoints have one that is both.
+    /// in `hw/virtio/virtio.c`): half of the state, and of the time for it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub old_agent_port: bool,
     /// Milliseconds by which its clock is ahead of the host's when it boots. The clock is set to the second.

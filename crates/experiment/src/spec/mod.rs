@@ -114,7 +114,7 @@ pub struct Node {
     /// Does the same every time. Such a machine has no disk, one processor and no KVM.
     pub deterministic: bool,
     /// On what the guest agent's port is.
-    #[serde(skip_serializing_if = "AgentPort::is_legacy")]
+    #[serde(skip_serializing_if = "AgentPort::is_modern")]
     pub agent: AgentPort,
     /// How far its clock is off, and which time it wakes to.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -182,18 +182,18 @@ pub enum Accel {
 #[serde(rename_all = "lowercase")]
 #[schemars(inline)]
 pub enum AgentPort {
-    /// Of virtio 0.9: takes half a millisecond less of each pause.
-    #[default]
+    /// Of virtio 0.9: takes less of each pause.
     Legacy,
-    /// Of virtio 1.0, for guests that know no older ones.
+    /// Of virtio 1.0.
+    #[default]
     Modern,
 }
 
 impl AgentPort {
     pub(super) const NAMES: [(&'static str, Self); 2] = [("legacy", Self::Legacy), ("modern", Self::Modern)];
 
-    fn is_legacy(&self) -> bool {
-        *self == Self::Legacy
+    fn is_modern(&self) -> bool {
+        *self == Self::Modern
     }
 }
 

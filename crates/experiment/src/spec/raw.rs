@@ -155,7 +155,7 @@ pub(super) struct RawNode {
     #[schemars(extend("default" = false))]
     pub deterministic: Option<Spanned<bool>>,
     /// The device on which the guest agent's port is: `legacy` for virtio 0.9, `modern` for virtio 1.0.
-    #[schemars(extend("default" = "legacy"))]
+    #[schemars(extend("default" = "modern"))]
     pub agent: Option<Spanned<AgentPort>>,
     /// Which time the machine wakes to when it goes on from a checkpoint or a pause: `virtual`, that at which it stood, or `real`. And how far its clock is ahead (+) or
     /// behind (-).

@@ -103,8 +103,8 @@ fn the_smallest_machines() {
     means("{name: a, nodes: {m1: {image: x}}}", machine(json!({"image": "/lab/x"})));
     means("{name: a, nodes: {m1: {kernel: x}}}", machine(json!({"kernel": "/lab/x"})));
     means("{name: a, nodes: {m1: {disks: [{size: 4K}]}}}", machine(json!({"disks": [{"size": 4096, "read-only": false}]})));
-    means("{name: a, nodes: {m1: {image: x, agent: legacy}}}", machine(json!({"image": "/lab/x"})));
-    means("{name: a, nodes: {m1: {image: x, agent: modern}}}", machine(json!({"image": "/lab/x", "agent": "modern"})));
+    means("{name: a, nodes: {m1: {image: x, agent: modern}}}", machine(json!({"image": "/lab/x"})));
+    means("{name: a, nodes: {m1: {image: x, agent: legacy}}}", machine(json!({"image": "/lab/x", "agent": "legacy"})));
     means("{name: a, nodes: {m1: {kernel: k, deterministic: true}}}", machine(json!({"kernel": "/lab/k", "deterministic": true})));
 }
 
