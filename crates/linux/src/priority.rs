@@ -11,7 +11,7 @@ const BEHIND: i32 = 10;
 pub fn go_last() {
     // Raising it is always allowed. If any of this fails the work is done no less well.
     let _ = rustix::process::setpriority_process(None, BEHIND);
-    change(CALLER, |own| libc::sched_attr { sched_policy: libc::SCHED_BATCH as u32, sched_runtime: SHORT, ..own });
+    change(CALLER, in_the_way_of_nobody);
 }
 
 /// As long as this lives, the calling thread takes no processor from whoever runs when it is woken (`SCHED_BATCH`), and gives it up to whoever is woken as soon as it has
@@ -19,9 +19,11 @@ pub fn go_last() {
 /// milliseconds, whatever its nice value (`RUN_TO_PARITY` in the kernel's `sched/features.h`).
 #[must_use]
 pub fn give_way() -> GivingWay {
-    let before = attributes(CALLER).filter(is_ordinary);
-    change(CALLER, |own| libc::sched_attr { sched_policy: libc::SCHED_BATCH as u32, sched_runtime: SHORT, ..own });
-    GivingWay { before, _of_this_thread: PhantomData }
+    GivingWay { before: change(CALLER, in_the_way_of_nobody), _of_this_thread: PhantomData }
+}
+
+fn in_the_way_of_nobody(own: libc::sched_attr) -> libc::sched_attr {
+    libc::sched_attr { sched_policy: libc::SCHED_BATCH as u32, sched_runtime: SHORT, ..own }
 }
 
 /// A thread that gives way: see [`give_way`].
@@ -80,11 +82,11 @@ fn shorten(thread: u32) {
     change(thread, |own| libc::sched_attr { sched_runtime: SHORT, ..own });
 }
 
-/// Only an ordinary thread. If it fails, nothing is done less well.
-fn change(thread: u32, how: impl FnOnce(libc::sched_attr) -> libc::sched_attr) {
-    if let Some(own) = attributes(thread).filter(is_ordinary) {
-        set(thread, &how(own));
-    }
+/// Only an ordinary thread: returns what it was. If it fails, nothing is done less well.
+fn change(thread: u32, how: impl FnOnce(libc::sched_attr) -> libc::sched_attr) -> Option<libc::sched_attr> {
+    let own = attributes(thread).filter(is_ordinary)?;
+    set(thread, &how(own));
+    Some(own)
 }
 
 fn is_ordinary(attributes: &libc::sched_attr) -> bool {
