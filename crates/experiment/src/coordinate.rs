@@ -19,8 +19,9 @@ use std::{
     collections::BTreeMap,
     fmt,
     ops::Range,
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::Mutex,
+    thread,
     time::Duration,
 };
 
@@ -31,7 +32,7 @@ pub(crate) const THAW: &str = "thaw";
 const CATCH_UP: Duration = Duration::from_millis(2);
 
 /// Where the states of parts are written.
-pub(crate) trait Storage: 'static {
+pub(crate) trait Storage: Send + 'static {
     /// Bytes written for the checkpoint so far.
     fn stored_bytes(&mut self) -> Result<u64, Failure>;
 }
@@ -151,12 +152,17 @@ pub(crate) fn take<S: Storage>(
     let mut stored = BTreeMap::new();
     let mut times = Vec::new();
     let ran = clock.runs();
+    let mut first = None;
     loop {
         let step = protocol.step().expect("a checkpoint is saved or settled before it is over");
         let result = match &step {
             Step::Prepare(of) => {
-                let result =
-                    prepare(parts, of, &mut writer, &mut prepared, &mut stored).and_then(|()| wait_for(parts, of, manner.at, clock));
+                let result = before(|| {
+                    prepare(parts, of, &mut writer, &mut prepared, &mut stored)?;
+                    catch_up(parts, of, manner.at, clock)
+                });
+                first = Some(priority::go_first());
+                let result = result.map(|()| wait_until(&Stopwatch::start(), left(manner.at, clock)));
                 result.and(besides("the experiment", "prepare", || seen(Moment::Prepared)))
             }
             Step::Freeze(of) => {
@@ -199,6 +205,7 @@ pub(crate) fn take<S: Storage>(
         };
     }
     go_on(clock, ran, &times);
+    drop(first);
     // What follows takes a processor for itself: not the one on which a guest is about to go on.
     priority::step_aside();
     let steps =
@@ -279,22 +286,25 @@ fn prepare<S: Storage>(
     })
 }
 
-/// Waits for the instant, and has the parts catch up with what came while they waited for it or for one another.
-fn wait_for<S: 'static>(parts: &mut Parts<S>, of: &[usize], at: Option<VirtualTime>, clock: &GuestClock) -> Result<(), PartFailure> {
-    let left = |at| if clock.runs() { clock.until(at, monotonic()) } else { Duration::ZERO };
-    if let Some(at) = at {
-        let before = CATCH_UP * (parts.len() as u32 + 1);
-        let left = left(at).saturating_sub(before);
-        wait_until(&Stopwatch::start(), left);
-    }
+/// What comes before the pause, in a thread of its own: this one sleeps meanwhile. A thread that has computed waits for its turn where others compute, which would lie between
+/// the stop of the first machine and that of the second.
+fn before<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| scope.spawn(work).join().unwrap_or_else(|panic| resume_unwind(panic)))
+}
+
+/// How long it is until this virtual time.
+fn left(at: Option<VirtualTime>, clock: &GuestClock) -> Duration {
+    // The watch of who waits starts after the look: who loses the processor between the two is late, and not early.
+    at.filter(|_| clock.runs()).map_or(Duration::ZERO, |at| clock.until(at, monotonic()))
+}
+
+/// Has the parts do again, shortly before the instant, what has become due while they waited for it or for one another.
+fn catch_up<S: 'static>(parts: &mut Parts<S>, of: &[usize], at: Option<VirtualTime>, clock: &GuestClock) -> Result<(), PartFailure> {
+    let before = CATCH_UP * (parts.len() as u32 + 1);
+    wait_until(&Stopwatch::start(), left(at, clock).saturating_sub(before));
     let machines = parts.iter().filter(|part| part.kind() == PartKind::Machine).count();
     if at.is_some() || machines > 1 {
         each(parts, of, "prepare", |part| part.catch_up())?;
-    }
-    if let Some(at) = at {
-        // The watch starts after the look: who loses the processor between the two is late, and not early.
-        let left = left(at);
-        wait_until(&Stopwatch::start(), left);
     }
     Ok(())
 }

@@ -1,9 +1,12 @@
 //! Who goes first when there are more threads than processors.
 
-use std::{fs, marker::PhantomData, time::Duration};
+use std::{fmt, fs, time::Duration};
 
 /// How much later the others are let go first: a tenth of the share of an ordinary thread (`sched(7)`, nice values).
 const BEHIND: i32 = 10;
+
+/// The nice value of who goes before all others.
+const FIRST: i32 = -20;
 
 /// From now on the calling thread lets all others go first, and so do those that it begins. Without privileges there is no way back.
 ///
@@ -11,35 +14,47 @@ const BEHIND: i32 = 10;
 pub fn go_last() {
     // Raising it is always allowed. If any of this fails the work is done no less well.
     let _ = rustix::process::setpriority_process(None, BEHIND);
-    change(CALLER, in_the_way_of_nobody);
+    change(caller(), in_the_way_of_nobody);
 }
 
 /// As long as this lives, the calling thread takes no processor from whoever runs when it is woken (`SCHED_BATCH`), and gives it up to whoever is woken as soon as it has
 /// had it for 0.1 ms. Of what is left it has its share. For long work beside those who answer each other: else each of them waits for a slice of it, some
 /// milliseconds, whatever its nice value (`RUN_TO_PARITY` in the kernel's `sched/features.h`).
-#[must_use]
-pub fn give_way() -> GivingWay {
-    GivingWay { before: change(CALLER, in_the_way_of_nobody), _of_this_thread: PhantomData }
+pub fn give_way() -> Meanwhile {
+    Meanwhile::with(&[caller()], in_the_way_of_nobody)
 }
 
 fn in_the_way_of_nobody(own: libc::sched_attr) -> libc::sched_attr {
     libc::sched_attr { sched_policy: libc::SCHED_BATCH as u32, sched_runtime: SHORT, ..own }
 }
 
-/// A thread that gives way: see [`give_way`].
-pub struct GivingWay {
-    /// None if it is not an ordinary one.
-    before: Option<libc::sched_attr>,
-    /// What is put back is the caller's.
-    _of_this_thread: PhantomData<*const ()>,
+/// Threads, of any process, that go sooner or later than others as long as this lives. Dropped, they are as they were. Those that are not ordinary ones, or that we may
+/// not change, are left alone: nothing depends on it but who goes first.
+#[must_use]
+pub struct Meanwhile(Vec<(u32, libc::sched_attr)>);
+
+impl Meanwhile {
+    fn with(threads: &[u32], how: impl Fn(libc::sched_attr) -> libc::sched_attr) -> Self {
+        Self(threads.iter().filter_map(|thread| Some((*thread, change(*thread, &how)?))).collect())
+    }
 }
 
-impl Drop for GivingWay {
+impl fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(thread, _)| thread)).finish()
+    }
+}
+
+impl Drop for Meanwhile {
     fn drop(&mut self) {
-        if let Some(before) = &self.before {
-            set(CALLER, before);
+        for (thread, before) in &self.0 {
+            set(*thread, before);
         }
     }
+}
+
+fn caller() -> u32 {
+    rustix::thread::gettid().as_raw_pid() as u32
 }
 
 /// Time in which whoever was let go gets a processor, and a lock that somebody else is about to give up: some tens of microseconds.
@@ -56,21 +71,18 @@ pub fn step_aside() {
     std::thread::sleep(ASIDE);
 }
 
-/// The calling thread, for the kernel.
-const CALLER: u32 = 0;
-
 /// Nanoseconds for which a thread wants to run at a time, the shortest that the kernel takes.
 const SHORT: u64 = 100_000;
 
 /// From now on the calling thread, and those that it begins, run soon when they are woken, for as short a time, instead of after whoever runs: for threads that
 /// somebody waits for, who answer and sleep again. They get no more of the processor for it than before. Kernels before 6.12 let them wait as ever.
 pub fn answer_soon() {
-    shorten(CALLER);
+    shorten(caller());
 }
 
-/// The same for the threads of another process, but for these.
-pub fn answer_soon_in(process: u32, but: &[u32]) {
-    threads(process).filter(|thread| !but.contains(thread)).for_each(shorten);
+/// The same for the threads of another process, but for these. Returns them.
+pub fn answer_soon_in(process: u32, but: &[u32]) -> Vec<u32> {
+    threads(process).filter(|thread| !but.contains(thread)).inspect(|thread| shorten(*thread)).collect()
 }
 
 fn threads(process: u32) -> impl Iterator<Item = u32> {
@@ -79,23 +91,26 @@ fn threads(process: u32) -> impl Iterator<Item = u32> {
 }
 
 fn shorten(thread: u32) {
-    change(thread, |own| libc::sched_attr { sched_runtime: SHORT, ..own });
+    change(thread, for_a_short_time);
 }
 
-/// Only an ordinary thread: returns what it was. If it fails, nothing is done less well.
+fn for_a_short_time(own: libc::sched_attr) -> libc::sched_attr {
+    libc::sched_attr { sched_runtime: SHORT, ..own }
+}
+
+/// Only an ordinary thread that we may change: returns what it was.
 fn change(thread: u32, how: impl FnOnce(libc::sched_attr) -> libc::sched_attr) -> Option<libc::sched_attr> {
     let own = attributes(thread).filter(is_ordinary)?;
-    set(thread, &how(own));
-    Some(own)
+    set(thread, &how(own)).then_some(own)
 }
 
 fn is_ordinary(attributes: &libc::sched_attr) -> bool {
     attributes.sched_policy == libc::SCHED_OTHER as u32
 }
 
-fn set(thread: u32, attributes: &libc::sched_attr) {
+fn set(thread: u32, attributes: &libc::sched_attr) -> bool {
     // SAFETY: The kernel only reads what it is given, before it returns.
-    unsafe { libc::syscall(libc::SYS_sched_setattr, thread as libc::pid_t, std::ptr::from_ref(attributes), 0) };
+    unsafe { libc::syscall(libc::SYS_sched_setattr, thread as libc::pid_t, std::ptr::from_ref(attributes), 0) == 0 }
 }
 
 fn attributes(thread: u32) -> Option<libc::sched_attr> {
@@ -115,38 +130,21 @@ fn attributes(thread: u32) -> Option<libc::sched_attr> {
     known.then_some(attributes)
 }
 
-/// Threads of other processes that, when they are woken, wait for whoever runs instead of pushing it aside (`SCHED_BATCH`, `sched(7)`): no more than a slice of
-/// time of the processor that they wake up on, and not at all if another one is idle. Dropped, they are as they were.
-#[derive(Debug)]
-#[must_use]
-pub struct HeldBack(Vec<u32>);
-
-/// Holds back those of these threads that are ordinary ones and that we may change. Nothing depends on it but who goes first.
-pub fn hold_back(threads: &[u32]) -> HeldBack {
-    let held = |thread: &u32| policy(*thread) == Some(libc::SCHED_OTHER) && set_policy(*thread, libc::SCHED_BATCH);
-    HeldBack(threads.iter().copied().filter(held).collect())
+/// As long as this lives, these threads, when they are woken, wait for whoever runs instead of pushing it aside (`SCHED_BATCH`, `sched(7)`): no more than a slice of
+/// time of the processor that they wake up on, and not at all if another one is idle.
+pub fn hold_back(threads: &[u32]) -> Meanwhile {
+    Meanwhile::with(threads, |own| libc::sched_attr { sched_policy: libc::SCHED_BATCH as u32, ..own })
 }
 
-impl Drop for HeldBack {
-    fn drop(&mut self) {
-        for thread in self.0.iter().filter(|thread| policy(**thread) == Some(libc::SCHED_BATCH)) {
-            set_policy(*thread, libc::SCHED_OTHER);
-        }
-    }
+/// As long as this lives, these threads go before all ordinary ones, if we may have them do so (`CAP_SYS_NICE`): for the few that stop a machine and let it go on. Fairness would
+/// have each wait for its turn after each of its steps, among all that compute.
+pub fn put_first(threads: &[u32]) -> Meanwhile {
+    Meanwhile::with(threads, |own| libc::sched_attr { sched_nice: FIRST, sched_runtime: SHORT, ..own })
 }
 
-/// None if there is no such thread.
-fn policy(thread: u32) -> Option<libc::c_int> {
-    // SAFETY: It takes a number and touches no memory of ours.
-    let policy = unsafe { libc::sched_getscheduler(thread as libc::pid_t) };
-    (policy >= 0).then_some(policy)
-}
-
-fn set_policy(thread: u32, policy: libc::c_int) -> bool {
-    // The static priority, which ordinary threads do not have. Nice values stay.
-    let none = libc::sched_param { sched_priority: 0 };
-    // SAFETY: `none` lives until the call returns, which only reads it.
-    unsafe { libc::sched_setscheduler(thread as libc::pid_t, policy, &none) == 0 }
+/// The same for the calling thread. What it begins meanwhile goes first, too.
+pub fn go_first() -> Meanwhile {
+    put_first(&[caller()])
 }
 
 #[cfg(test)]
@@ -166,26 +164,35 @@ mod tests {
         let others = threads(std::process::id()).collect::<Vec<_>>();
         let slice = || attributes(other_id).map(|attributes| (attributes.sched_runtime, attributes.sched_nice, attributes.sched_policy));
         let before = slice().unwrap();
-        answer_soon_in(std::process::id(), &others);
+        assert!(!answer_soon_in(std::process::id(), &others).contains(&other_id));
         assert_eq!(slice(), Some(before), "it was left out");
-        answer_soon_in(std::process::id(), &others.into_iter().filter(|thread| *thread != other_id).collect::<Vec<_>>());
+        assert!(
+            answer_soon_in(std::process::id(), &others.into_iter().filter(|thread| *thread != other_id).collect::<Vec<_>>())
+                .contains(&other_id)
+        );
         // Older kernels have no slices of a thread's own, and tell of none.
         let short = if before.0 == 0 { 0 } else { SHORT };
         assert_eq!(slice(), Some((short, before.1, before.2)));
+        let policy = || slice().unwrap().2 as i32;
         let held = hold_back(&[other_id]);
-        assert_eq!(policy(other_id), Some(libc::SCHED_BATCH));
+        assert_eq!(policy(), libc::SCHED_BATCH);
         // Whoever was held back by somebody else is left to them.
         drop(hold_back(&[other_id]));
-        assert_eq!(policy(other_id), Some(libc::SCHED_BATCH));
+        assert_eq!(policy(), libc::SCHED_BATCH);
         drop(held);
-        assert_eq!(policy(other_id), Some(libc::SCHED_OTHER));
+        assert_eq!(policy(), libc::SCHED_OTHER);
         drop(tell);
         other.join().unwrap();
-        let own = || attributes(CALLER).map(|own| (own.sched_policy as i32, own.sched_runtime, own.sched_nice)).unwrap();
+        let own = || attributes(caller()).map(|own| (own.sched_policy as i32, own.sched_runtime, own.sched_nice)).unwrap();
         let before = own();
         let giving_way = give_way();
         assert_eq!(own(), (libc::SCHED_BATCH, short, before.2));
         drop(giving_way);
+        assert_eq!(own(), before);
+        let ahead = go_first();
+        // Who may not do so is left as it was.
+        assert!([(before.0, short, FIRST), before].contains(&own()), "{:?}", own());
+        drop(ahead);
         assert_eq!(own(), before);
         go_last();
         assert_eq!(own(), (libc::SCHED_BATCH, short, BEHIND));

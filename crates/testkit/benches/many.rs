@@ -11,7 +11,7 @@ use fermata_testkit::{
     guests,
     measure::{at_every, pick},
     report::{Report, Table, quantile},
-    rival::Stock,
+    rival::{Rival, Stock},
 };
 use std::{collections::BTreeMap, thread, time::Duration};
 
@@ -41,6 +41,8 @@ struct Measured {
     frames: u64,
     /// On each, one after the other.
     savevm: f64,
+    /// What QEMU alone needs for all at once.
+    least: f64,
 }
 
 impl Measured {
@@ -95,6 +97,9 @@ fn main() {
     let (growth, machines) = (last.pause(0.5) / first.pause(0.5), last.machines as f64 / first.machines as f64);
     let mark = (&*format!("less than {:.0} times", machines * GROWTH_MAX), growth < machines * GROWTH_MAX);
     report.mark(&format!("pause grows, at {machines} times the machines"), growth, "x", Some(("machines", machines)), mark);
+    let least = last.least / first.least;
+    let mark = ("no more than QEMU alone", growth <= least);
+    report.mark(&format!("pause grows, at {machines} times the machines"), growth, "x", Some(("QEMU alone", least)), mark);
     let shorter = quantile(&last.in_turn, 0.5) / last.pause(0.5);
     report.mark(&format!("{} machines: one by one takes longer by", last.machines), shorter, "x", None, ("more than 1", shorter > 1.0));
     let shorter = last.savevm / last.pause(0.5);
@@ -105,6 +110,7 @@ fn main() {
         "all on one LAN with a delay of 5 ms: each sends {DATAGRAMS} datagrams a second to the next and gets them back; every one came, once and in order"
     ));
     report.note("one by one: the same checkpoints, each machine stopped, captured and started before the next is asked");
+    report.note("QEMU alone: the same guests in stock QEMU, stopped, their devices' states written and let go on, all at once: without a LAN or a look at memory");
     report.note("savevm on each: the same guests in stock QEMU, one after the other, the sum of their pauses; they have no LAN, which savevm could not save");
     report.print();
 }
@@ -116,6 +122,7 @@ fn tell(measured: &Measured, report: &mut Report) {
     report.tell(&of("pause p50"), measured.pause(0.5), "ms", Some(("one by one", in_turn)));
     report.tell(&of("pause worst"), measured.pause(1.0), "ms", Some(("one by one", quantile(&measured.in_turn, 1.0))));
     report.tell(&of("pause p50"), measured.pause(0.5), "ms", Some(("savevm on each", measured.savevm)));
+    report.tell(&of("pause p50"), measured.pause(0.5), "ms", Some(("QEMU alone", measured.least)));
     for (what, place) in [("stops apart", 0), ("goings on apart", 1), ("virtual times apart", 2)] {
         report.tell(&of(&format!("{what}, p50")), measured.skews(0.5)[place], "ms", None);
         report.tell(&of(&format!("{what}, worst")), measured.skews(1.0)[place], "ms", None);
@@ -130,11 +137,21 @@ fn tell(measured: &Measured, report: &mut Report) {
 }
 
 fn table(all: &[Measured]) -> Table {
-    let columns = ["machines", "pause", "one by one", "savevm on each", "stops apart", "virtual times apart", "stored", "of the network"];
+    let columns = [
+        "machines",
+        "pause",
+        "QEMU alone",
+        "one by one",
+        "savevm on each",
+        "stops apart",
+        "virtual times apart",
+        "stored",
+        "of the network",
+    ];
     let mut rows = vec![columns.map(str::to_owned).to_vec()];
     for measured in all {
         let [stop, _, time] = measured.skews(0.5);
-        let values = [measured.pause(0.5), quantile(&measured.in_turn, 0.5), measured.savevm, stop, time];
+        let values = [measured.pause(0.5), measured.least, quantile(&measured.in_turn, 0.5), measured.savevm, stop, time];
         let bytes = [measured.stored_kib(), measured.network_kib(0.5)].map(|kib| format!("{kib:.1} KiB"));
         rows.push(std::iter::once(measured.machines.to_string()).chain(values.map(|ms| format!("{ms:.2} ms"))).chain(bytes).collect());
     }
@@ -143,7 +160,8 @@ fn table(all: &[Measured]) -> Table {
 
 fn measure(machines: usize) -> Measured {
     let (together, in_turn, frames) = ours(machines);
-    Measured { machines, together, in_turn, frames, savevm: savevm(machines) }
+    let (savevm, least) = stock(machines);
+    Measured { machines, together, in_turn, frames, savevm, least }
 }
 
 /// Says how far it is, to whoever watches.
@@ -217,14 +235,19 @@ fn taken(run: &Run, in_turn: bool) -> Record {
     run.checkpoint_as(Asked { in_turn, ..Asked::default() }, &|| true).expect("a checkpoint").1
 }
 
-/// The sum over all of them; the median of some rounds.
-fn savevm(machines: usize) -> f64 {
-    progress(machines, "are done with checkpoints; savevm begins");
+/// `savevm` on each, the sum over all of them, and the least that QEMU does for a checkpoint of all at once; medians of some rounds.
+fn stock(machines: usize) -> (f64, f64) {
+    progress(machines, "are done with checkpoints; stock QEMU begins");
     let mut rivals: Vec<_> = (0..machines).map(|_| Stock::tiny(MEMORY_MIB, WORK).boot()).collect();
     rivals.iter().for_each(|rival| rival.await_console("work second 3"));
+    let mut round = |_: usize| {
+        thread::sleep(INTERVAL);
+        Rival::least(&mut rivals).as_secs_f64() * 1e3
+    };
+    let least = quantile(&(0..pick(24, 6)).map(&mut round).collect::<Vec<_>>(), 0.5);
     let mut round = |number: usize| {
         thread::sleep(INTERVAL);
         rivals.iter_mut().map(|rival| rival.savevm(&format!("s{number}")).as_secs_f64() * 1e3).sum::<f64>()
     };
-    quantile(&(0..pick(3, 1)).map(&mut round).collect::<Vec<_>>(), 0.5)
+    (quantile(&(0..pick(3, 1)).map(&mut round).collect::<Vec<_>>(), 0.5), least)
 }

@@ -22,7 +22,7 @@ use fermata_linux::{
     Child, MemoryFile, Userfault,
     clock::{Stopwatch, wall_ns},
     launch,
-    priority::{self, HeldBack},
+    priority::{self, Meanwhile},
 };
 use fermata_store::Store;
 use fermata_tracker::{Choice, Protector, Tracker};
@@ -90,7 +90,7 @@ pub struct Stopping {
 
 /// A going on that was set off.
 #[derive(Debug)]
-pub struct Running(Ticket, HeldBack);
+pub struct Running(Ticket, Meanwhile);
 
 /// Device state that is being written.
 #[derive(Debug)]
@@ -137,6 +137,8 @@ pub struct Machine {
     agent: Agent,
     /// Threads of its processors.
     processors: Vec<u32>,
+    /// Those that stop it and let it go on.
+    attendants: Vec<u32>,
     /// It came back powered off.
     off: AtomicBool,
     held: AtomicBool,
@@ -202,7 +204,7 @@ impl Machine {
         let (tracker, log) = watch::tracker(capture.tracker, child.pid(), memory.clone(), &userfault, &ram, notes)?;
         let processors = processors(&monitor)?;
         // Monitor and main loop, which a pause waits for, beside processors that compute all the time.
-        priority::answer_soon_in(child.pid(), &processors);
+        let attendants = priority::answer_soon_in(child.pid(), &processors);
         let agent = Agent::new(name, place.agent_socket(), child.clone(), monitor.clone());
         let held = Arc::new(Held::new(ram.clone()));
         let memory = Arc::new(Memory {
@@ -232,6 +234,7 @@ impl Machine {
             faults: OnceLock::new(),
             agent,
             processors,
+            attendants,
             off: AtomicBool::new(false),
             held: AtomicBool::new(false),
             firmware: OnceLock::new(),
@@ -331,7 +334,7 @@ impl Machine {
     ///
     /// QEMU answers before it gives up the lock that its processors wait for, and whoever reads the answer on QEMU's own processor keeps it from doing so. So who
     /// has read the last answer of all is to let others go first ([`priority::after_you`]), and then to drop what keeps the guests' processors behind them.
-    pub fn finish_run(&self, Running(asked, held_back): Running, patience: Duration) -> Result<HeldBack> {
+    pub fn finish_run(&self, Running(asked, held_back): Running, patience: Duration) -> Result<Meanwhile> {
         self.pause.answer::<qmp::cont>(asked, patience).inspect_err(|_| self.pause.forget(asked))?;
         Ok(held_back)
     }
@@ -354,11 +357,15 @@ impl Machine {
         self.save.prime(&self.save_command())
     }
 
+    /// As long as this lives, whatever stops this machine and lets it go on goes before what computes.
+    pub(crate) fn put_first(&self) -> Meanwhile {
+        priority::put_first(&self.attendants)
+    }
+
     /// Sets off [`stop`](Self::stop).
     pub fn begin_stop(&self) -> Result<Stopping> {
         let at = Duration::from_nanos(wall_ns());
         let asked = self.pause.ask(&qmp::stop {})?;
-        self.pause.prime(&qmp::cont {})?;
         Ok(Stopping { asked, at })
     }
 
@@ -437,6 +444,10 @@ impl Machine {
         if let Some(failure) = self.memory.fate.failure() {
             return Status::Gone(failure);
         }
+        // One that hung when it was told to stop and to go on does both when it comes to itself. QEMU may answer other monitors between the two.
+        if !self.pause.hear_out(patience) {
+            return Status::Silent;
+        }
         match self.monitor.glance(&qmp::query_status {}, patience) {
             Ok(None) => Status::Silent,
             Ok(Some(info)) if info.status == qmp::RunState::running => Status::Running,
@@ -499,7 +510,10 @@ impl Machine {
 
     /// Has QEMU write the state of the stopped machine's devices.
     pub(crate) fn begin_device_state(&self) -> Result<Saving> {
-        Ok(Saving(self.save.ask(&self.save_command())?))
+        let asked = self.save.ask(&self.save_command())?;
+        // QEMU reads it beside what it was asked, and not before it or others have stopped.
+        self.pause.prime(&qmp::cont {}).inspect_err(|_| self.save.forget(asked))?;
+        Ok(Saving(asked))
     }
 
     fn save_command(&self) -> qmp::xen_save_devices_state {

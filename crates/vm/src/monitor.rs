@@ -145,6 +145,14 @@ impl Talk {
         Ok(self.answers.remove(&ticket))
     }
 
+    /// Reads what nobody will ask for, up to what somebody waits for.
+    fn hear_out(&mut self, patience: Duration) -> io::Result<()> {
+        while self.asked.front() == Some(&None) {
+            self.read(patience)?;
+        }
+        Ok(())
+    }
+
     /// Nobody will ask for it. It is read some day, and dropped.
     pub fn forget(&mut self, ticket: Ticket) {
         self.answers.remove(&ticket);
@@ -268,6 +276,21 @@ impl Monitor {
         }
     }
 
+    /// Reads the answers that are owed and that nobody will fetch: until then QEMU is yet to do what it was told. False: they do not come in this time.
+    pub fn hear_out(&self, patience: Duration) -> bool {
+        // Who has the lock waits for an answer.
+        let Ok(mut slot) = self.talk.try_lock() else { return true };
+        let Some(talk) = slot.as_mut() else { return true };
+        match talk.hear_out(patience) {
+            Err(error) if is_timeout(&error) => false,
+            Err(_) => {
+                *slot = None;
+                true
+            }
+            Ok(()) => true,
+        }
+    }
+
     /// Says that nobody will fetch the answer of a command.
     pub fn forget(&self, ticket: Ticket) {
         if let Some(talk) = self.talk().as_mut() {
@@ -375,7 +398,7 @@ mod tests {
         let greeting = r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 7}, "package": ""}, "capabilities": ["oob"]}}"#;
         let stopped = r#"{"timestamp": {"seconds": 7, "microseconds": 5}, "event": "STOP"}"#;
         let returned = r#"{"return": {}}"#;
-        write!(qemu, "{greeting}\r\n{returned}\r\n{stopped}\r\n{returned}\r\n{returned}\r\n").expect("it is written");
+        write!(qemu, "{greeting}\r\n{returned}\r\n{stopped}\r\n{returned}\r\n{returned}\r\n{returned}\r\n").expect("it is written");
         let mut said = || {
             let mut bytes = vec![0; 1024];
             let length = qemu.read(&mut bytes).unwrap_or(0);
@@ -391,6 +414,14 @@ mod tests {
         assert_eq!(said(), "}");
         assert!(matches!(talk.answer(asked, PATIENCE), Ok(Some(Ok(_)))));
         assert_eq!(talk.stopped(), Some(Duration::new(7, 5_000)));
+        // What nobody waits for is heard out.
+        let left = talk.ask(&qmp::stop {}).expect("it is asked");
+        assert_eq!(said(), r#"{"execute":"stop"}"#);
+        talk.hear_out(PATIENCE).expect("somebody waits");
+        assert_eq!(talk.waiting(), 1);
+        talk.forget(left);
+        talk.hear_out(PATIENCE).expect("it is read");
+        assert_eq!(talk.waiting(), 0);
         // Nothing was said before of this one.
         let asked = talk.ask(&qmp::cont {}).expect("it is asked");
         assert_eq!(said(), r#"{"execute":"cont"}"#);

@@ -14,7 +14,7 @@ use crate::{
     untold::{LeftOut, Untold},
 };
 use fermata_checkpoint::{Captured, Failure, Note, Outcome, Part, Phase, Saved};
-use fermata_linux::{clock::Stopwatch, priority::HeldBack};
+use fermata_linux::{clock::Stopwatch, priority::Meanwhile};
 use fermata_store::{Class, Writer};
 use fermata_types::{MachineId, PAGE_SIZE, PageCounts, PageName, PageNumber, PageSet, PartKind, PartState, Root, VirtualTime, ZERO_PAGE};
 use serde::{Deserialize, Serialize};
@@ -118,8 +118,10 @@ pub struct MachinePart {
     memo: Memo,
     /// What it boots from.
     boot: BootFiles,
+    /// It is being stopped, or let go on, and so may others be.
+    attended: Option<Meanwhile>,
     /// It goes on, and others are yet to.
-    held_back: Option<HeldBack>,
+    held_back: Option<Meanwhile>,
 }
 
 impl MachinePart {
@@ -157,6 +159,7 @@ impl MachinePart {
             notes: Vec::new(),
             memo: Memo::default(),
             boot,
+            attended: None,
             held_back: None,
         })
     }
@@ -252,6 +255,7 @@ impl MachinePart {
     /// Stopping it, and asking how it stands.
     fn begin_freeze(&mut self) -> Result<()> {
         if self.before == Status::Running {
+            self.attended = Some(self.machine.put_first());
             self.machine.hold(true);
             let watch = Stopwatch::start();
             let asked = self.machine.begin_stop().inspect_err(|_| self.silent = true)?;
@@ -470,7 +474,7 @@ impl Part<Writer> for MachinePart {
     }
 
     fn all_thawed(&mut self) {
-        self.held_back = None;
+        (self.attended, self.held_back) = (None, None);
     }
 
     fn stood(&self) -> Option<Range<Duration>> {
