@@ -152,7 +152,7 @@ pub(crate) fn take<S: Storage>(
     let mut stored = BTreeMap::new();
     let mut times = Vec::new();
     let ran = clock.runs();
-    let mut first = None;
+    let mut soon = None;
     loop {
         let step = protocol.step().expect("a checkpoint is saved or settled before it is over");
         let result = match &step {
@@ -161,7 +161,7 @@ pub(crate) fn take<S: Storage>(
                     prepare(parts, of, &mut writer, &mut prepared, &mut stored)?;
                     catch_up(parts, of, manner.at, clock)
                 });
-                first = Some(priority::go_first());
+                soon = Some(priority::soon());
                 let result = result.map(|()| wait_until(&Stopwatch::start(), left(manner.at, clock)));
                 result.and(besides("the experiment", "prepare", || seen(Moment::Prepared)))
             }
@@ -205,7 +205,7 @@ pub(crate) fn take<S: Storage>(
         };
     }
     go_on(clock, ran, &times);
-    drop(first);
+    drop(soon);
     // What follows takes a processor for itself: not the one on which a guest is about to go on.
     priority::step_aside();
     let steps =

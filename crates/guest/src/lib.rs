@@ -3,6 +3,7 @@
 //!
 //! - `survey`: [`survey`] reads the descriptors into a [`Survey`]
 //! - `note`: the note
+//! - `interrupt`: the pages that a processor's next interrupt needs
 //! - `walk`: reads memory by the kernel's virtual addresses
 //! - `fuzzing`: what fuzzers call, only with that feature; `sample`: a guest for tests
 //!
@@ -14,6 +15,7 @@
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod interrupt;
 mod note;
 #[cfg(any(test, feature = "fuzzing"))]
 mod sample;
@@ -22,6 +24,7 @@ mod survey;
 mod tests;
 mod walk;
 
+pub use interrupt::{InterruptRegisters, interrupt_pages};
 pub use survey::{Survey, survey};
 
 use fermata_types::{PAGE_SIZE, PageBuf, PageNumber};

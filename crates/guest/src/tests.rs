@@ -1,5 +1,5 @@
 use crate::{
-    Memory, MemoryMap, Survey, Unknown,
+    InterruptRegisters, Memory, MemoryMap, Survey, Unknown, interrupt_pages,
     sample::{Descriptor, Sample, USED, Version},
     survey,
     walk::{Reader, Tables},
@@ -215,6 +215,28 @@ fn five_levels_and_large_pages_are_walked() {
     assert_eq!(walk(&entries, 4, 0x1000), Some(0x8000_0000 | 9 << 21 | 11 << 12 | 13));
     entries[1].1 = 0;
     assert_eq!(walk(&entries, 4, 0x1000), None);
+}
+
+#[test]
+fn the_pages_of_an_interrupt_are_found_and_their_tables() {
+    let map = MemoryMap::new(1 << 20, 1 << 20).unwrap();
+    // One table of each level; page n of the last one leads to the RAM's page 16 + n.
+    let mut entries = vec![(0x1000, 0x2003), (0x2000, 0x3003), (0x3000, 0x4003)];
+    entries.extend((0..8).map(|page| (0x4000 + page * 8, (16 + page) << 12 | 3)));
+    // The task's state crosses a page, and says where the kernel begins.
+    let (task, kernel_stack) = (0x1fe0_u64, 0x5000_u64);
+    entries.push(((17 << 12) + 0xfe4, kernel_stack));
+    let registers = InterruptRegisters { tables: 0x1fff, five_levels: false, stack: 0x7020, interrupts: 0x3000, global: 0x800, task };
+    let pages = |registers| interrupt_pages(&mut Words(entries.clone()), map, &registers);
+    let expected = [1, 2, 3, 4, 16, 17, 18, 19, 20, 22, 23].into_iter().collect::<PageSet>();
+    assert_eq!(pages(registers), expected);
+    // Nothing of it is there: the tables that say so were looked at.
+    assert_eq!(
+        pages(InterruptRegisters { stack: 1 << 40, interrupts: 1 << 41, global: 1 << 42, task: 1 << 43, ..registers }),
+        [1].into_iter().collect()
+    );
+    // Tables where there is no memory.
+    assert_eq!(pages(InterruptRegisters { tables: 1 << 60, ..registers }), PageSet::new());
 }
 
 proptest! {

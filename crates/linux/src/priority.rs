@@ -5,9 +5,6 @@ use std::{fmt, fs, time::Duration};
 /// How much later the others are let go first: a tenth of the share of an ordinary thread (`sched(7)`, nice values).
 const BEHIND: i32 = 10;
 
-/// The nice value of who goes before all others.
-const FIRST: i32 = -20;
-
 /// From now on the calling thread lets all others go first, and so do those that it begins. Without privileges there is no way back.
 ///
 /// On Linux a nice value is a thread's own (`setpriority(2)`, "C library/kernel differences").
@@ -80,9 +77,9 @@ pub fn answer_soon() {
     shorten(caller());
 }
 
-/// The same for the threads of another process, but for these. Returns them.
-pub fn answer_soon_in(process: u32, but: &[u32]) -> Vec<u32> {
-    threads(process).filter(|thread| !but.contains(thread)).inspect(|thread| shorten(*thread)).collect()
+/// The same for the threads of another process, but for these.
+pub fn answer_soon_in(process: u32, but: &[u32]) {
+    threads(process).filter(|thread| !but.contains(thread)).for_each(shorten);
 }
 
 fn threads(process: u32) -> impl Iterator<Item = u32> {
@@ -136,15 +133,10 @@ pub fn hold_back(threads: &[u32]) -> Meanwhile {
     Meanwhile::with(threads, |own| libc::sched_attr { sched_policy: libc::SCHED_BATCH as u32, ..own })
 }
 
-/// As long as this lives, these threads go before all ordinary ones, if we may have them do so (`CAP_SYS_NICE`): for the few that stop a machine and let it go on. Fairness would
-/// have each wait for its turn after each of its steps, among all that compute.
-pub fn put_first(threads: &[u32]) -> Meanwhile {
-    Meanwhile::with(threads, |own| libc::sched_attr { sched_nice: FIRST, sched_runtime: SHORT, ..own })
-}
-
-/// The same for the calling thread. What it begins meanwhile goes first, too.
-pub fn go_first() -> Meanwhile {
-    put_first(&[caller()])
+/// As long as this lives, the calling thread runs [soon](answer_soon) when it is woken, and is not pushed aside by each that it wakes and that answers soon. For who has slept: one
+/// that has computed gets no more than its share.
+pub fn soon() -> Meanwhile {
+    Meanwhile::with(&[caller()], for_a_short_time)
 }
 
 #[cfg(test)]
@@ -164,12 +156,9 @@ mod tests {
         let others = threads(std::process::id()).collect::<Vec<_>>();
         let slice = || attributes(other_id).map(|attributes| (attributes.sched_runtime, attributes.sched_nice, attributes.sched_policy));
         let before = slice().unwrap();
-        assert!(!answer_soon_in(std::process::id(), &others).contains(&other_id));
+        answer_soon_in(std::process::id(), &others);
         assert_eq!(slice(), Some(before), "it was left out");
-        assert!(
-            answer_soon_in(std::process::id(), &others.into_iter().filter(|thread| *thread != other_id).collect::<Vec<_>>())
-                .contains(&other_id)
-        );
+        answer_soon_in(std::process::id(), &others.into_iter().filter(|thread| *thread != other_id).collect::<Vec<_>>());
         // Older kernels have no slices of a thread's own, and tell of none.
         let short = if before.0 == 0 { 0 } else { SHORT };
         assert_eq!(slice(), Some((short, before.1, before.2)));
@@ -189,10 +178,9 @@ mod tests {
         assert_eq!(own(), (libc::SCHED_BATCH, short, before.2));
         drop(giving_way);
         assert_eq!(own(), before);
-        let ahead = go_first();
-        // Who may not do so is left as it was.
-        assert!([(before.0, short, FIRST), before].contains(&own()), "{:?}", own());
-        drop(ahead);
+        let soon = soon();
+        assert_eq!(own(), (before.0, short, before.2));
+        drop(soon);
         assert_eq!(own(), before);
         go_last();
         assert_eq!(own(), (libc::SCHED_BATCH, short, BEHIND));

@@ -9,7 +9,8 @@ use fermata_guest::{Memory, Unknown, survey};
 use fermata_store::{Still, Store};
 use fermata_types::{Composition, PageBuf, PageNumber, PartState, Use};
 
-struct Stored(Still);
+/// The memory of a checkpoint.
+pub(crate) struct Stored(pub Still);
 
 impl Memory for Stored {
     fn read_page(&mut self, page: PageNumber, into: &mut PageBuf) -> Result<(), Unknown> {

@@ -4,7 +4,7 @@
 //! - [`machine`]: one QEMU process and the guest in it
 //! - [`boot`]: the files that it boots from, which a checkpoint keeps
 //! - [`part`]: the machine as a part of an experiment: what a checkpoint takes of it
-//! - [`pager`]: lazy restore: pages come when they are touched
+//! - [`pager`]: lazy restore: pages come when they are touched; `interrupts`: those that are to be there first
 //! - [`agent`]: commands inside the guest
 //! - [`known`]: pages that equal blocks of disks, and need not be copied; `untold`: pages that nobody wrote, looked at all the same
 //! - [`capture`]: when a checkpoint copies pages; `held`: copy-on-write; `staging`: copies of pages
@@ -35,6 +35,7 @@ pub mod free;
 pub mod fuzzing;
 mod held;
 mod holes;
+mod interrupts;
 pub mod known;
 mod lines;
 pub mod machine;

@@ -13,6 +13,7 @@ use crate::{
     faults::{Fate, FaultServer, Memory},
     held::{Held, HeldPages},
     holes::{self, Holes, Puncher},
+    interrupts::first_needed,
     monitor::{Monitor, Ticket},
     notes::Notes,
     pager::{Pager, Paging},
@@ -137,8 +138,6 @@ pub struct Machine {
     agent: Agent,
     /// Threads of its processors.
     processors: Vec<u32>,
-    /// Those that stop it and let it go on.
-    attendants: Vec<u32>,
     /// It came back powered off.
     off: AtomicBool,
     held: AtomicBool,
@@ -204,7 +203,7 @@ impl Machine {
         let (tracker, log) = watch::tracker(capture.tracker, child.pid(), memory.clone(), &userfault, &ram, notes)?;
         let processors = processors(&monitor)?;
         // Monitor and main loop, which a pause waits for, beside processors that compute all the time.
-        let attendants = priority::answer_soon_in(child.pid(), &processors);
+        priority::answer_soon_in(child.pid(), &processors);
         let agent = Agent::new(name, place.agent_socket(), child.clone(), monitor.clone());
         let held = Arc::new(Held::new(ram.clone()));
         let memory = Arc::new(Memory {
@@ -234,7 +233,6 @@ impl Machine {
             faults: OnceLock::new(),
             agent,
             processors,
-            attendants,
             off: AtomicBool::new(false),
             held: AtomicBool::new(false),
             firmware: OnceLock::new(),
@@ -355,11 +353,6 @@ impl Machine {
     pub(crate) fn prime(&self) -> Result<()> {
         self.pause.prime(&qmp::stop {})?;
         self.save.prime(&self.save_command())
-    }
-
-    /// As long as this lives, whatever stops this machine and lets it go on goes before what computes.
-    pub(crate) fn put_first(&self) -> Meanwhile {
-        priority::put_first(&self.attendants)
     }
 
     /// Sets off [`stop`](Self::stop).
@@ -581,7 +574,10 @@ impl Machine {
             self.take_written()?;
         }
         // The working set while the devices are loaded: whatever is in by then, nobody waits for. The rest later, for it would take the processors.
-        let fill = (!eager).then(|| pager.fill_behind(state.working_set, state.remember));
+        let fill = (!eager).then(|| {
+            let (store, ram, config, devices) = (state.store.clone(), state.ram, self.config.clone(), state.devices.to_vec());
+            pager.fill_behind(move || first_needed(&store, ram, &config, &devices), state.working_set, state.remember)
+        });
         if state.fresh_randomness {
             self.load_devices(state.devices)?;
         } else {
@@ -593,9 +589,8 @@ impl Machine {
             differing.clear();
         }
         self.off.store(state.off, Ordering::Relaxed);
-        if let Some(go_on) = fill {
-            // It fails if reading ended early, which was told.
-            let _ = go_on.send(());
+        if let Some(fill) = fill {
+            fill.go_on();
         }
         Ok(differing)
     }

@@ -48,6 +48,21 @@ pub(crate) struct Pager {
     filler: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// Pages that are being brought in ahead of a machine that is to go on.
+pub(crate) struct Filling {
+    go_on: mpsc::Sender<()>,
+    first_is_there: mpsc::Receiver<()>,
+}
+
+impl Filling {
+    /// Waits for the first pages, and has all others come behind the machine.
+    pub fn go_on(self) {
+        // Either fails if reading ended early, which was told.
+        let _ = self.first_is_there.recv();
+        let _ = self.go_on.send(());
+    }
+}
+
 struct Shared {
     store: Store,
     root: Root,
@@ -102,18 +117,28 @@ impl Pager {
         Self { shared: Arc::new(shared), filler: Mutex::default() }
     }
 
-    /// Starts bringing in these pages, and once it is told to go on, all others. In the end it tells `remember` which pages somebody had to wait for.
+    /// Starts bringing in the pages that `first` names, which are there when [`Filling::go_on`] returns; then the working set; and once it is told to go on, all others. In the
+    /// end it tells `remember` which pages somebody had to wait for.
     ///
     /// What is dropped without a word is taken for the end: nothing more is brought in.
-    pub fn fill_behind(&self, first: Vec<PageNumber>, remember: impl FnOnce(Vec<PageNumber>) + Send + 'static) -> mpsc::Sender<()> {
+    pub fn fill_behind(
+        &self,
+        first: impl FnOnce() -> Vec<PageNumber> + Send + 'static,
+        working_set: Vec<PageNumber>,
+        remember: impl FnOnce(Vec<PageNumber>) + Send + 'static,
+    ) -> Filling {
         let (go_on, told) = mpsc::channel();
+        let (is_there, first_is_there) = mpsc::channel();
         let shared = self.shared.clone();
         let early = std::thread::spawn({
             let shared = shared.clone();
             move || {
+                let first = shared.fill_first(first());
+                // Nobody waits for it any more if the machine could not be restored.
+                let _ = is_there.send(());
                 // Meanwhile the devices are loaded, and somebody waits for those.
                 priority::go_last();
-                shared.fill_first(first)
+                first.and_then(|()| shared.fill_first(working_set))
             }
         });
         let fill = move || {
@@ -138,7 +163,7 @@ impl Pager {
             }
         });
         *self.filler.lock().expect("nobody panics with the lock") = Some(filler);
-        go_on
+        Filling { go_on, first_is_there }
     }
 
     /// Brings in everything now.

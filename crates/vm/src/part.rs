@@ -118,8 +118,6 @@ pub struct MachinePart {
     memo: Memo,
     /// What it boots from.
     boot: BootFiles,
-    /// It is being stopped, or let go on, and so may others be.
-    attended: Option<Meanwhile>,
     /// It goes on, and others are yet to.
     held_back: Option<Meanwhile>,
 }
@@ -159,7 +157,6 @@ impl MachinePart {
             notes: Vec::new(),
             memo: Memo::default(),
             boot,
-            attended: None,
             held_back: None,
         })
     }
@@ -255,7 +252,6 @@ impl MachinePart {
     /// Stopping it, and asking how it stands.
     fn begin_freeze(&mut self) -> Result<()> {
         if self.before == Status::Running {
-            self.attended = Some(self.machine.put_first());
             self.machine.hold(true);
             let watch = Stopwatch::start();
             let asked = self.machine.begin_stop().inspect_err(|_| self.silent = true)?;
@@ -474,7 +470,7 @@ impl Part<Writer> for MachinePart {
     }
 
     fn all_thawed(&mut self) {
-        (self.attended, self.held_back) = (None, None);
+        self.held_back = None;
     }
 
     fn stood(&self) -> Option<Range<Duration>> {

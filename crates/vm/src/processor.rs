@@ -4,6 +4,7 @@
 //! registers of its own that lie further behind gives wrong registers to whoever reads its core file, and no more.
 
 use crate::device_state::{PROCESSOR, PROCESSOR_VERSIONS, SECTION_FULL};
+use fermata_guest::InterruptRegisters;
 
 /// What a processor's registers are, numbered as QEMU does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +50,12 @@ const LOCAL: usize = 6;
 const TASK: usize = 7;
 const GLOBAL: usize = 8;
 const INTERRUPTS: usize = 9;
+
+/// Bits of control registers 0 and 4, and where 3 says where the page tables are (Intel SDM volume 3, section 2.5).
+const PAGING: u64 = 1 << 31;
+const LONG_ENTRIES: u64 = 1 << 5;
+const FIVE_LEVELS: u64 = 1 << 12;
+const TABLES: u64 = 0x000f_ffff_ffff_f000;
 
 /// The section's name is followed by the number of the processor and a version.
 const HEAD: usize = 8;
@@ -137,6 +144,20 @@ impl Processor {
         let kernel_gs_base = fields.long()?;
         let processor = Self { general, instruction, flags, segments, control: [zero, 0, two, three, four], kernel_gs_base };
         Some((processor, &section[section.len() - fields.0.len()..]))
+    }
+
+    /// What an interrupt reads of it. None if it is not in 64-bit mode, as far as can be seen: it has no page tables of that kind.
+    pub fn interrupt_registers(&self) -> Option<InterruptRegisters> {
+        let [zero, _, _, three, four] = self.control;
+        let base = |which: usize| self.segments[which].base;
+        (zero & PAGING != 0 && four & LONG_ENTRIES != 0).then(|| InterruptRegisters {
+            tables: three & TABLES,
+            five_levels: four & FIVE_LEVELS != 0,
+            stack: self.general[SP],
+            interrupts: base(INTERRUPTS),
+            global: base(GLOBAL),
+            task: base(TASK),
+        })
     }
 
     /// The note `NT_PRSTATUS` of Linux on x86-64 (`struct elf_prstatus`): of all that is in it, a machine's processor has its number, in place of a process id, and
@@ -246,6 +267,17 @@ pub(crate) mod tests {
         assert_eq!(first.segments[INTERRUPTS], Segment { selector: 55, base: 56, limit: 57, flags: 58 });
         assert_eq!((first.control, first.kernel_gs_base), ([59, 0, 60, 61, 62], 63));
         assert_eq!(processors[1].instruction, (1 << 32) + 17);
+    }
+
+    #[test]
+    fn only_a_processor_in_64_bit_mode_has_what_an_interrupt_needs() {
+        let mut processor = processors(&section(0, 12), 1)[0];
+        assert_eq!(processor.interrupt_registers(), None);
+        processor.control = [PAGING, 0, 0, 0x1_2345_6018, LONG_ENTRIES | FIVE_LEVELS];
+        let expected = InterruptRegisters { tables: 0x1_2345_6000, five_levels: true, stack: 5, interrupts: 56, global: 52, task: 48 };
+        assert_eq!(processor.interrupt_registers(), Some(expected));
+        processor.control[4] = FIVE_LEVELS;
+        assert_eq!(processor.interrupt_registers(), None);
     }
 
     #[test]

@@ -164,8 +164,8 @@ fn who_dies_on_the_way_is_brought_back_by_the_same_command() {
     assert_whole(&cli);
 }
 
-/// Has what an interrupt needs be there. A processor that waits for that while it takes its first one holds QEMU's lock, and QEMU cannot stop it before it has it (0030).
-fn takes_interrupts(cli: &Cli) {
+/// Has what QEMU's main loop touches be there, such as the rings of the agent's device: while that waits for a page, QEMU cannot stop the machine (0030).
+fn has_its_rings(cli: &Cli) {
     cli.shell("m1", "true");
 }
 
@@ -178,7 +178,7 @@ fn a_machine_waits_for_a_remote_that_is_lost() {
     cli.ok(&["swapout", "--to", "nas"]);
     cli.ok(&["swapin", "--limit", "1M"]);
     assert!(cli.ok(&["metrics"]).contains("fermata_away_bytes"));
-    takes_interrupts(&cli);
+    has_its_rings(&cli);
     fs::rename(&place, &elsewhere).expect("the remote is lost");
     // It reads all of its memory, over and over.
     await_that("it waits", SOON, || shown(&cli)["loading"]["waiting"].is_string());
@@ -247,7 +247,7 @@ fn a_machine_stands_while_its_remote_says_nothing() {
     cli.ok(&["remote", "add", "nas", text(&place), "--plain"]);
     cli.ok(&["swapout", "--to", "nas"]);
     cli.ok(&["swapin", "--limit", "1M"]);
-    takes_interrupts(&cli);
+    has_its_rings(&cli);
     let silent = Silent::begin(&cli, &place);
     await_that("it waits", SOON, || shown(&cli)["loading"]["waiting"].as_str().is_some_and(|why| why.contains("has not answered for")));
     let virtual_ns = || count(&shown(&cli)["runs"][0]["time_virtual_ns"]);
