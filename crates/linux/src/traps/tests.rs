@@ -51,9 +51,9 @@ macro_rules! instructions {
 /// Does an instruction in closed memory and in memory of nobody, from the same state, and compares what they leave. Returns what was noted.
 fn compare(name: &str, run: Run, memory: &mut AreaMemory, trap: &Trap, numbers: &mut Numbers, at: u64, count: u64) -> Vec<(u32, Noted)> {
     let mut plain = memory.as_slice().to_vec();
-    // As well aligned as an area.
-    let offset = plain.as_ptr().align_offset(64);
     plain.resize(plain.len() + 64, 0);
+    // As well aligned as an area, where it lies now.
+    let offset = plain.as_ptr().align_offset(64);
     plain.copy_within(0..AREA as usize, offset);
     let vector: [u64; 8] = std::array::from_fn(|_| numbers.next());
     let source: Vec<u64> = (0..1024).map(|_| numbers.next()).collect();
