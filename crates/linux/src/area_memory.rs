@@ -4,7 +4,7 @@
 //! the parent's memory behind the back of whoever watches it.
 
 use crate::MemoryFile;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mprotect, munmap};
 use std::{io, ops::Range, sync::Arc};
 
 /// Where areas are laid: between where Linux puts programs and heaps (0x55..., 0x56...) and where it maps files and stacks (0x7f...).
@@ -41,6 +41,16 @@ impl Place {
     /// The addresses.
     pub fn range(&self) -> Range<u64> {
         self.start..self.start + self.bytes
+    }
+
+    /// Closes some of it to writes, or opens it.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub(crate) fn protect(&self, range: Range<u64>, close: bool) -> io::Result<()> {
+        assert!(self.start <= range.start && range.start <= range.end && range.end <= self.range().end);
+        let flags = if close { MprotectFlags::READ } else { MprotectFlags::READ | MprotectFlags::WRITE };
+        // SAFETY: pages of our own mapping. Writes to closed ones come to a handler.
+        unsafe { mprotect(range.start as *mut _, (range.end - range.start) as usize, flags)? };
+        Ok(())
     }
 }
 

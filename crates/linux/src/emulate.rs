@@ -145,18 +145,27 @@ struct Store<'a> {
     delta: u64,
     /// Addresses that the store may reach.
     area: Range<u64>,
+    /// Is told what is about to be written.
+    before: &'a dyn Fn(Range<u64>),
 }
 
-/// Does the store that faulted at `address`, and moves the thread behind it. Returns the addresses that it would have written; none if this cannot be done here.
+/// Does the store that faulted at `address`, and moves the thread behind it. Returns the addresses that it would have written; none if this cannot be done
+/// here. Tells `before` what it may write, if it does.
 ///
 /// # Safety
 ///
 /// `context` is of a thread that stands at an instruction which faulted by writing to `address` in `area`, and all of `area` is mapped writable `delta` further on.
-pub(crate) unsafe fn store(context: &mut ucontext_t, address: u64, area: &Range<u64>, delta: u64) -> Option<Range<u64>> {
+pub(crate) unsafe fn store(
+    context: &mut ucontext_t,
+    address: u64,
+    area: &Range<u64>,
+    delta: u64,
+    before: &dyn Fn(Range<u64>),
+) -> Option<Range<u64>> {
     let ip = context.uc_mcontext.gregs[libc::REG_RIP as usize] as u64;
     // SAFETY: the thread was just about to execute there.
     let instruction = unsafe { decode(ip)? };
-    let mut store = Store { context, instruction, delta, area: area.clone() };
+    let mut store = Store { context, instruction, delta, area: area.clone(), before };
     if store.instruction.is_string_instruction() {
         // SAFETY: as above.
         return unsafe { store.string(address) };
@@ -166,6 +175,7 @@ pub(crate) unsafe fn store(context: &mut ucontext_t, address: u64, area: &Range<
     if bytes == 0 || at < area.start || at.checked_add(bytes)? > area.end || !(at..at + bytes).contains(&address) {
         return None;
     }
+    before(at..at + bytes);
     // SAFETY: the bytes lie within the area.
     unsafe { store.plain(at, bytes as usize)? };
     store.context.uc_mcontext.gregs[libc::REG_RIP as usize] = store.instruction.next_ip() as i64;
@@ -498,6 +508,7 @@ impl Store<'_> {
         }
         let bytes = done * size;
         let into = to.wrapping_add(self.delta) as *mut u8;
+        (self.before)(to..to + bytes);
         // SAFETY: the bytes lie in the area, and so in the second mapping. What is read is what the thread was about to read.
         unsafe {
             if !copies {

@@ -6,6 +6,7 @@
 //! - [`memory_file`]: guest RAM as a file on tmpfs
 //! - [`area_memory`]: memory of a program at an address of its own
 //! - [`traps`]: writes to such memory as signals (SIGSEGV); `emulate`: doing such a write elsewhere, by decoding it
+//! - [`behind`]: copying such memory behind the program, each page before it is written to
 //! - [`mapping`]: such a file mapped here, for trials and tests
 //! - [`trials`]: what else is done to memory, for tests: huge pages, and children that touch it
 //! - [`own_memory`]: memory of this process that others watch
@@ -24,6 +25,7 @@
 #![allow(unsafe_code)]
 
 pub mod area_memory;
+pub mod behind;
 pub mod clock;
 #[cfg(target_arch = "x86_64")]
 mod emulate;
@@ -49,8 +51,10 @@ pub mod trials;
 pub mod uring;
 pub mod userfault;
 pub mod writeback;
+mod zeroed;
 
 pub use area_memory::{AreaMemory, Place};
+pub use behind::Behind;
 pub use launch::{Child, launch};
 pub use mapping::{Discard, Mapping};
 pub use memory_file::MemoryFile;

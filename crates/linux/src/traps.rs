@@ -8,12 +8,12 @@
 //! One handler serves all traps of the process. A fault that is none of theirs goes to the handler that was there before, as if ours were not. Who installs a
 //! handler afterwards must hand on what is not its own, as we do.
 //!
-//! The handler touches only memory that was there before it ran: bits in tables that are made with the trap. It takes no lock and allocates nothing.
+//! The handler touches only memory that was there before it ran: bits in tables that are made with the trap, and the buffer of [`Trap::copy_behind`]. It
+//! takes no lock and allocates nothing. Other signals wait until it is done: their handlers may write to the memory, too.
 //!
 //! A write of the kernel (`read(2)` into the memory) is no signal: the call fails with `EFAULT`. Pages must be opened for it with [`Trap::open`].
 
-use crate::{AreaMemory, Place, emulate};
-use rustix::mm::{MprotectFlags, mprotect};
+use crate::{AreaMemory, Behind, Place, behind::Shelf, emulate, zeroed::Zeroed};
 use std::{
     cell::UnsafeCell,
     io,
@@ -31,6 +31,8 @@ const PAGE: u64 = 4096;
 const TRAPS_MAX: usize = 256;
 /// The kernel's word for a fault by access, not by absence (`SEGV_ACCERR`).
 const NO_ACCESS: i32 = 2;
+/// How many the kernel has.
+const SIGNALS: i32 = 64;
 /// In the processor's error code: it was a write.
 const WRITING: i64 = 2;
 
@@ -72,6 +74,8 @@ struct Watched {
     emulates: AtomicU8,
     /// Opening single pages failed (too many mappings); all are open.
     all_open: AtomicBool,
+    /// Nothing is watched; pages may be closed for a while only, to be copied.
+    rests: AtomicBool,
     touched: Bits,
     opened: Bits,
     /// Eight numbers for each page.
@@ -81,27 +85,8 @@ struct Watched {
     budget: AtomicU64,
     // Mapped as long as somebody may fault there.
     place: Arc<Place>,
-    second: Place,
-}
-
-/// Numbers that begin as 0 and take memory when they are touched.
-struct Zeroed(UnsafeCell<Vec<u64>>);
-
-impl Zeroed {
-    fn new(count: u64) -> Self {
-        Self(UnsafeCell::new(vec![0; count as usize]))
-    }
-
-    fn len(&self) -> usize {
-        // SAFETY: the vector itself never changes, only what it holds, which is only touched as atomics.
-        unsafe { (&*self.0.get()).len() }
-    }
-
-    fn at(&self, index: usize) -> &AtomicU64 {
-        assert!(index < self.len());
-        // SAFETY: within the vector, which is never touched otherwise than through these atomics.
-        unsafe { AtomicU64::from_ptr((&mut *self.0.get()).as_mut_ptr().add(index)) }
-    }
+    /// Has the second mapping, and what is to be copied before it is written to.
+    shelf: Arc<Shelf>,
 }
 
 /// A set of pages that is found quickly when it has few: a bit for each, and one for each 64 of them.
@@ -173,13 +158,14 @@ impl Trap {
             range,
             emulates: AtomicU8::new(u8::from(trapping == Trapping::Emulate)),
             all_open: AtomicBool::new(true),
+            rests: AtomicBool::new(true),
             touched: Bits::new(pages),
             opened: Bits::new(pages),
             words: Zeroed::new(pages * 8),
             stores: AtomicU64::new(0),
             budget: AtomicU64::new(u64::MAX),
+            shelf: Arc::new(Shelf::new(place.clone(), second)),
             place,
-            second,
         }));
         for (slot, place) in TRAPS.iter().enumerate() {
             if place.compare_exchange(null_mut(), watched, SeqCst, SeqCst).is_ok() {
@@ -204,13 +190,39 @@ impl Trap {
 
     /// Closes all pages: from now on writes are noted. What was noted before is forgotten.
     pub fn arm(&self) -> io::Result<()> {
-        self.watched().all_open.store(true, SeqCst);
+        let watched = self.watched();
+        watched.shelf.leave_closed();
+        watched.rests.store(false, SeqCst);
+        watched.all_open.store(true, SeqCst);
         self.take(|_, _| ())
     }
 
     /// Opens all pages: from now on nothing is noted.
     pub fn rest(&self) -> io::Result<()> {
-        self.watched().protect(self.watched().range.clone(), false)
+        let watched = self.watched();
+        watched.shelf.finish_last();
+        watched.rests.store(true, SeqCst);
+        watched.place.protect(watched.range.clone(), false)
+    }
+
+    /// Has pages copied into this buffer as they are now, behind the program: each before it is written to. Nobody may write until this returns, nor at any
+    /// time past the handler, but for pages that were [opened](Self::open) before.
+    ///
+    /// Where nothing is watched, all memory from the first to the last of them is closed until they are copied.
+    pub fn copy_behind(&self, pages: &[u32], buffer: Vec<u8>) -> Behind {
+        let watched = self.watched();
+        let behind = watched.shelf.set_down(pages, buffer);
+        let at = |page: &u32| watched.range.start + u64::from(*page) * PAGE;
+        let (Some(first), Some(last)) = (pages.iter().min(), pages.iter().max()) else { return behind };
+        let is_closed = match watched.rests.load(SeqCst) {
+            true => watched.shelf.close(at(first)..at(last) + PAGE).is_ok(),
+            false => !watched.all_open.load(SeqCst),
+        };
+        if !is_closed {
+            // At once, then: nobody writes yet.
+            behind.finish();
+        }
+        behind
     }
 
     /// Opens pages for writers that cannot be trapped. They count as written whole.
@@ -218,8 +230,9 @@ impl Trap {
         let watched = self.watched();
         let at = |page: u32| watched.range.start + u64::from(page) * PAGE;
         let mark = || pages.clone().for_each(|page| watched.note_open(page.into()));
+        pages.clone().for_each(|page| watched.shelf.save(page.into()));
         mark();
-        let opened = watched.protect(at(pages.start)..at(pages.end), false);
+        let opened = watched.place.protect(at(pages.start)..at(pages.end), false);
         // Again, for whoever took and closed in between.
         mark();
         opened
@@ -232,7 +245,7 @@ impl Trap {
     pub fn take(&self, mut each: impl FnMut(u32, Noted)) -> io::Result<()> {
         let watched = self.watched();
         if watched.all_open.swap(false, SeqCst) {
-            watched.protect(watched.range.clone(), true).inspect_err(|_| watched.all_open.store(true, SeqCst))?;
+            watched.place.protect(watched.range.clone(), true).inspect_err(|_| watched.all_open.store(true, SeqCst))?;
             watched.touched.take_all(|page| _ = watched.take_words(page));
             watched.opened.take_all(|_| ());
             let pages = (watched.range.end - watched.range.start) / PAGE;
@@ -252,7 +265,7 @@ impl Trap {
         if first < end {
             // In one call: the kernel passes over what is closed already.
             let at = |page: u64| watched.range.start + page * PAGE;
-            if let Err(error) = watched.protect(at(first)..at(end), true) {
+            if let Err(error) = watched.place.protect(at(first)..at(end), true) {
                 found.iter().for_each(|(page, _)| watched.note_open(*page));
                 return Err(error);
             }
@@ -263,7 +276,7 @@ impl Trap {
 
     /// Maps what the memory holds in the second mapping, too, or the first emulated store to each page is a fault more. These stretches must not have holes.
     pub fn populate(&self, stretches: &[(u64, u64)]) -> io::Result<()> {
-        self.watched().second.populate(stretches)
+        self.watched().shelf.second().populate(stretches)
     }
 
     /// After so many stores pages are opened instead, for one that goes on and on; until this is called again.
@@ -291,13 +304,6 @@ impl Drop for Trap {
 }
 
 impl Watched {
-    fn protect(&self, range: Range<u64>, close: bool) -> io::Result<()> {
-        let flags = if close { MprotectFlags::READ } else { MprotectFlags::READ | MprotectFlags::WRITE };
-        // SAFETY: pages of a mapping that we hold. Writes to closed ones come to our handler.
-        unsafe { mprotect(range.start as *mut _, (range.end - range.start) as usize, flags)? };
-        Ok(())
-    }
-
     fn note_open(&self, page: u64) {
         self.opened.set(page);
         self.touched.set(page);
@@ -328,9 +334,11 @@ impl Watched {
     ///
     /// `context` is that of the signal which the write led to.
     unsafe fn serve(&self, address: u64, context: *mut libc::ucontext_t) -> bool {
-        if self.emulates.load(SeqCst) != 0 && self.stores.load(SeqCst) < self.budget.load(SeqCst) {
+        if self.emulates.load(SeqCst) != 0 && !self.rests.load(SeqCst) && self.stores.load(SeqCst) < self.budget.load(SeqCst) {
+            let page = |address: u64| (address - self.range.start) / PAGE;
+            let before = |at: Range<u64>| (page(at.start)..=page(at.end - 1)).for_each(|page| self.shelf.save(page));
             // SAFETY: the context is the signal's, and the second mapping has all of the range.
-            if let Some(stored) = unsafe { emulate::store(&mut *context, address, &self.range, self.delta) } {
+            if let Some(stored) = unsafe { emulate::store(&mut *context, address, &self.range, self.delta, &before) } {
                 // Afterwards: who takes in between has the old content, and must hear of it again.
                 self.note_words(stored.start, stored.end - stored.start);
                 self.stores.fetch_add(1, SeqCst);
@@ -339,15 +347,17 @@ impl Watched {
         }
         let page = (address - self.range.start) / PAGE;
         let at = self.range.start + page * PAGE;
+        self.shelf.save(page);
         self.note_open(page);
-        if self.protect(at..at + PAGE, false).is_ok() {
+        if self.place.protect(at..at + PAGE, false).is_ok() {
             // Again, for whoever took and closed in between.
             self.note_open(page);
             return true;
         }
         // Each run of open pages is a mapping of its own, and the kernel has a limit for them.
+        self.shelf.save_all();
         self.all_open.store(true, SeqCst);
-        let opened = self.protect(self.range.clone(), false).is_ok();
+        let opened = self.place.protect(self.range.clone(), false).is_ok();
         self.all_open.store(true, SeqCst);
         opened
     }
@@ -367,6 +377,7 @@ fn install() -> io::Result<()> {
         let mut ours: libc::sigaction = std::mem::zeroed();
         ours.sa_sigaction = on_fault as *const () as usize;
         ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        ours.sa_mask = crate::behind::all_but_own();
         if libc::sigaction(libc::SIGSEGV, &ours, null_mut()) != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -412,12 +423,13 @@ unsafe fn hand_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::u
             libc::signal(signal, libc::SIG_DFL);
             return;
         }
-        libc::pthread_sigmask(libc::SIG_BLOCK, &previous.sa_mask, null_mut());
-        if previous.sa_flags & libc::SA_NODEFER != 0 {
-            let mut own: libc::sigset_t = std::mem::zeroed();
-            libc::sigaddset(&mut own, signal);
-            libc::pthread_sigmask(libc::SIG_UNBLOCK, &own, null_mut());
+        // Ours are all blocked.
+        let mut blocked = (*context).uc_sigmask;
+        (1..=SIGNALS).filter(|nth| libc::sigismember(&previous.sa_mask, *nth) == 1).for_each(|nth| _ = libc::sigaddset(&mut blocked, nth));
+        if previous.sa_flags & libc::SA_NODEFER == 0 {
+            libc::sigaddset(&mut blocked, signal);
         }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &blocked, null_mut());
         if previous.sa_flags & libc::SA_SIGINFO != 0 {
             let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::ucontext_t) = std::mem::transmute(handler);
             handler(signal, info, context);

@@ -27,6 +27,7 @@ pub struct Options {
     tracking: Tracking,
     only_stores: bool,
     anywhere: bool,
+    copy_on_write: bool,
 }
 
 impl Options {
@@ -41,6 +42,21 @@ impl Options {
     pub fn only_stores(mut self) -> Self {
         self.only_stores = true;
         self
+    }
+
+    /// [`Cycle::commit_behind`](crate::Cycle::commit_behind) does not wait until what was written is copied: a thread copies behind the program, and a page
+    /// that is written to before is copied first. Makes the pause of large commits shorter. Under [`Tracking::Protect`] and [`Tracking::Emulate`], and under
+    /// [`Tracking::Auto`] with [`only_stores`](Self::only_stores); else nothing changes.
+    ///
+    /// The program promises to call [`Area::expect_writes`] before each write that is no store, for pinned memory, too: what comes in between a commit and
+    /// that call may be in the commit.
+    pub fn copy_on_write(mut self) -> Self {
+        self.copy_on_write = true;
+        self
+    }
+
+    pub(crate) fn copies_on_write(&self) -> bool {
+        self.copy_on_write
     }
 
     /// The area has no pointers into itself: it may come back at another address, where its own is taken.
@@ -199,6 +215,7 @@ impl Area {
     ///   [`Tracking::Protect`] and [`Tracking::Emulate`], where such a call fails with `EFAULT` otherwise. The other mechanisms see it by themselves.
     /// - Of memory that is pinned (registered buffers of io_uring, memory of RDMA, AF_XDP or a device): before the capture, **under every mechanism** but [`Tracking::Compare`].
     ///   Such writes pass no page table; where this is not said they are missing from checkpoints, and nothing fails.
+    /// - With [`Options::copy_on_write`] before the write in both cases.
     ///
     /// What was expected is in the next capture, if it changed or not; under mechanisms that compare, if it changed. A request that is under way when a capture is made may be in it by half; it is to be expected again in the
     /// cycle in which it ends. So may a read with `O_DIRECT`, which pins its pages for as long as it takes.
@@ -225,13 +242,28 @@ impl Area {
     ///
     /// Nobody may write meanwhile. Rust sees to that for who holds the slice; threads that write through raw pointers must stand still.
     pub fn capture(&mut self) -> Result<Capture> {
+        self.capture_as(false)
+    }
+
+    /// The same, but may return before all is copied, where the tracker can have each page copied before it is written to. Somebody should ask for it soon
+    /// ([`Capture::finish`]).
+    pub(crate) fn capture_behind(&mut self) -> Result<Capture> {
+        self.capture_as(true)
+    }
+
+    fn capture_as(&mut self, behind: bool) -> Result<Capture> {
         let mut words = self.tracker.take_words().map_err(Error::tracker(&self.name))?;
         // From here on the tracker has forgotten them.
         words.add_whole(&std::mem::take(&mut self.owed));
         words.leave_out(&self.excluded);
         let details = Details::new(self.memory.range().start, &self.excluded);
         let dropped = std::mem::take(&mut self.dropped);
-        Ok(Capture::copy(&self.name, self.as_slice(), words, dropped, details, &self.spare))
+        let (memory, pages) = (self.memory.as_slice(), words.pages());
+        let content = match behind {
+            true => self.spare.copy_behind(memory, &pages, &mut *self.tracker),
+            false => self.spare.copy(memory, &pages),
+        };
+        Ok(Capture::of(&self.name, memory.len() as u64, words, content, dropped, details))
     }
 
     /// All that it holds, as it is now, for somebody who has nothing of it. What is in the next capture does not change.

@@ -15,7 +15,7 @@
 //! stores, after which pages are opened.
 
 use crate::tracking::assisted;
-use fermata_linux::{AreaMemory, MemoryFile, Trapping, clock};
+use fermata_linux::{AreaMemory, Behind, MemoryFile, Trapping, clock};
 use fermata_tracker::{Result, ScanTracker, Tracker, TrapTracker, Words};
 use fermata_types::{PageNumber, PageSet};
 use std::{ops::Range, sync::Arc, time::Duration};
@@ -129,10 +129,16 @@ impl Tracker for AutoTracker {
     }
 
     fn expect_writes(&mut self, pages: Range<PageNumber>) -> Result<()> {
+        // Under page tables, too: what is still being copied may be closed.
+        self.trap.expect_writes(pages.clone())?;
         match self.way {
             Way::Assisted => self.scan.expect_writes(pages),
-            Way::Trapping(_) => self.trap.expect_writes(pages),
+            Way::Trapping(_) => Ok(()),
         }
+    }
+
+    fn copy_behind(&mut self, pages: &[PageNumber], buffer: Vec<u8>) -> Result<Behind, Vec<u8>> {
+        self.trap.copy_behind(pages, buffer)
     }
 }
 

@@ -1,8 +1,9 @@
 //! What was written to an area, as it was at one instant.
 
 use crate::{Error, Result};
+use fermata_linux::Behind;
 use fermata_store::{Store, Writer};
-use fermata_tracker::Words;
+use fermata_tracker::{Tracker, Words};
 use fermata_types::{PAGE_SIZE, PageCounts, PageNumber, PageSet, PartKind, PartState, Root};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -53,12 +54,17 @@ impl Details {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Spare(Arc<Mutex<Vec<u8>>>);
 
-/// It goes back there when nobody needs it.
+/// Pages one behind the other. It goes back there when nobody needs it.
 #[derive(Debug)]
-struct Buffer {
+pub(crate) struct Buffer {
     bytes: Vec<u8>,
+    /// Has the bytes, as long as they may not be copied yet.
+    behind: Option<Behind>,
     spare: Spare,
 }
+
+/// Fewer pages are copied at once: to have another thread do it would take as long.
+const BEHIND_MIN: u64 = 64;
 
 /// Buffers so many times as large as what goes into them are let go.
 const TOO_LARGE: usize = 4;
@@ -70,7 +76,31 @@ impl Spare {
             found = Vec::with_capacity(bytes);
         }
         found.clear();
-        Buffer { bytes: found, spare: self.clone() }
+        Buffer { bytes: found, behind: None, spare: self.clone() }
+    }
+
+    /// Copies pages of the memory.
+    pub fn copy(&self, memory: &[u8], pages: &PageSet) -> Buffer {
+        let mut buffer = self.take(pages.len() as usize * PAGE_SIZE);
+        pages.iter().for_each(|page| buffer.bytes.extend_from_slice(&memory[page as usize * PAGE_SIZE..][..PAGE_SIZE]));
+        buffer
+    }
+
+    /// The same behind the program, where there are enough of them and the tracker can have each copied before it is written to.
+    pub fn copy_behind(&self, memory: &[u8], pages: &PageSet, tracker: &mut dyn Tracker) -> Buffer {
+        if pages.len() < BEHIND_MIN {
+            return self.copy(memory, pages);
+        }
+        let mut buffer = self.take(pages.len() as usize * PAGE_SIZE);
+        let list: Vec<_> = pages.iter().collect();
+        match tracker.copy_behind(&list, std::mem::take(&mut buffer.bytes)) {
+            Ok(behind) => buffer.behind = Some(behind),
+            Err(bytes) => {
+                buffer.bytes = bytes;
+                pages.iter().for_each(|page| buffer.bytes.extend_from_slice(&memory[page as usize * PAGE_SIZE..][..PAGE_SIZE]));
+            }
+        }
+        buffer
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
@@ -78,22 +108,31 @@ impl Spare {
     }
 }
 
+impl Buffer {
+    fn pages(&self) -> u64 {
+        (self.behind.as_ref().map_or(self.bytes.len(), Behind::bytes) / PAGE_SIZE) as u64
+    }
+}
+
 impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.bytes
+        self.behind.as_ref().map_or(&self.bytes, Behind::content)
     }
 }
 
 impl Clone for Buffer {
     fn clone(&self) -> Self {
-        Self { bytes: self.bytes.clone(), spare: self.spare.clone() }
+        Self { bytes: self.to_vec(), behind: None, spare: self.spare.clone() }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        if let Some(behind) = self.behind.take() {
+            self.bytes = behind.into_buffer();
+        }
         let mut spare = self.spare.lock();
         if spare.capacity() < self.bytes.capacity() {
             std::mem::swap(&mut *spare, &mut self.bytes);
@@ -101,7 +140,7 @@ impl Drop for Buffer {
     }
 }
 
-/// What was written to an area between two captures, copied out of it: the program may go on.
+/// What was written to an area between two captures, copied out of it, or being copied: the program may go on.
 #[derive(Debug, Clone)]
 pub struct Capture {
     area: String,
@@ -115,10 +154,23 @@ pub struct Capture {
 
 impl Capture {
     pub(crate) fn copy(area: &str, memory: &[u8], words: Words, dropped: PageSet, details: Details, spare: &Spare) -> Self {
-        let pages = words.pages();
-        let mut content = spare.take(pages.len() as usize * PAGE_SIZE);
-        pages.iter().for_each(|page| content.bytes.extend_from_slice(&memory[page as usize * PAGE_SIZE..][..PAGE_SIZE]));
+        let content = spare.copy(memory, &words.pages());
         Self { area: area.to_owned(), bytes: memory.len() as u64, words, content, dropped, details }
+    }
+
+    /// With its pages in this buffer.
+    pub(crate) fn of(area: &str, bytes: u64, words: Words, content: Buffer, dropped: PageSet, details: Details) -> Self {
+        Self { area: area.to_owned(), bytes, words, content, dropped, details }
+    }
+
+    /// Whether pages of it may have to be copied yet.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.content.behind.is_some()
+    }
+
+    /// Copies what is not copied yet.
+    pub(crate) fn finish(&self) {
+        self.content.behind.iter().for_each(Behind::finish);
     }
 
     /// The name of its area.
@@ -128,7 +180,7 @@ impl Capture {
 
     /// How many pages it has.
     pub fn pages(&self) -> u64 {
-        (self.content.len() / PAGE_SIZE) as u64
+        self.content.pages()
     }
 
     /// Bytes that were written, as finely as the tracker knows.

@@ -9,7 +9,7 @@
 //!                                 └── sent, where there are backups ──> their checkpoints
 //! ```
 
-use crate::{Area, Capture, Error, Options, Pending, Result, capture::pages_of, follower::Follower, line::Line};
+use crate::{Area, Capture, Error, Options, Pending, Result, capture::pages_of, copier::Copier, follower::Follower, line::Line};
 use fermata_linux::{clock::Stopwatch, lock::FileLock};
 use fermata_store::Store;
 use fermata_types::{CheckpointId, PAGE_SIZE};
@@ -26,6 +26,8 @@ pub struct CriticalArea {
     area: Area,
     line: Line,
     backups: Vec<Follower>,
+    /// Copies behind the program, if it was asked for.
+    copier: Option<Copier>,
     /// One process at a time: two would grow one line.
     _lock: FileLock,
 }
@@ -45,7 +47,8 @@ impl CriticalArea {
     ///
     /// `Refused` if it is open already, here or in another process, or if it has another size.
     pub fn open(store: &Store, name: &str, bytes: usize, options: impl Into<Options>) -> Result<Self> {
-        let lock = Self::lock(store, name)?;
+        let (lock, options) = (Self::lock(store, name)?, options.into());
+        let copier = options.copies_on_write().then(|| Copier::start(name)).transpose()?;
         let (line, state) = Line::open(store, name)?;
         let area = match state {
             None => Area::new(name, bytes, options)?,
@@ -59,7 +62,7 @@ impl CriticalArea {
                 Area::restore(store, &state, options)?
             }
         };
-        Ok(Self { area, line, backups: Vec::new(), _lock: lock })
+        Ok(Self { area, line, backups: Vec::new(), copier, _lock: lock })
     }
 
     pub(crate) fn lock(store: &Store, name: &str) -> Result<FileLock> {
@@ -171,8 +174,8 @@ impl CriticalArea {
 
     /// In a child of `fork`, which has neither the memory nor the thread that writes, but the lock, as long as it lives: lets go of it, and leaves the rest alone.
     pub fn abandon(self) {
-        let Self { area, line, backups, _lock: lock } = self;
-        std::mem::forget((area, line, backups));
+        let Self { area, line, backups, copier, _lock: lock } = self;
+        std::mem::forget((area, line, backups, copier));
         drop(lock);
     }
 
@@ -180,7 +183,7 @@ impl CriticalArea {
     ///
     /// [`Error::Backup`]: all are durable here, and a backup has not got one.
     pub fn commit_together(areas: &mut [&mut CriticalArea]) -> Result<Vec<CheckpointId>> {
-        let pending = Self::capture_together(areas)?;
+        let pending = Self::capture_together(areas, false)?;
         // All are waited for, whatever becomes of the first.
         let durable: Vec<_> = pending.iter().map(Pending::wait_durable).collect();
         if durable.iter().any(Result::is_err) {
@@ -194,17 +197,17 @@ impl CriticalArea {
     /// The same, but returns as soon as what was written is copied; see [`Cycle::commit_behind`].
     pub fn commit_together_behind(areas: &mut [&mut CriticalArea]) -> Result<Vec<Pending>> {
         let known = areas.iter().try_for_each(|area| area.check_backups());
-        let pending = Self::capture_together(areas)?;
+        let pending = Self::capture_together(areas, true)?;
         known.map(|()| pending)
     }
 
-    fn capture_together(areas: &mut [&mut CriticalArea]) -> Result<Vec<Pending>> {
+    fn capture_together(areas: &mut [&mut CriticalArea], behind: bool) -> Result<Vec<Pending>> {
         areas.iter_mut().for_each(|area| area.wait_for_room());
         areas.iter_mut().try_for_each(|area| area.line.recover(&mut area.area))?;
         let mut captures = Vec::new();
         for at in 0..areas.len() {
             let watch = Stopwatch::start();
-            match areas[at].area.capture() {
+            match areas[at].capture(behind) {
                 Ok(capture) => captures.push((capture, watch.elapsed())),
                 Err(error) => {
                     captures.into_iter().zip(areas).for_each(|((capture, _), area)| area.area.give_back(capture));
@@ -215,8 +218,14 @@ impl CriticalArea {
         Ok(areas.iter().zip(captures).map(|(area, (capture, pause))| area.write(capture, None, pause)).collect())
     }
 
+    /// `behind`: may return before all is copied, if that was asked for.
+    fn capture(&mut self, behind: bool) -> Result<Capture> {
+        if behind && self.copier.is_some() { self.area.capture_behind() } else { self.area.capture() }
+    }
+
     fn write(&self, capture: Capture, message: Option<String>, pause: Duration) -> Pending {
         let capture = Arc::new(capture);
+        self.copier.iter().filter(|_| capture.is_behind()).for_each(|copier| copier.copy(&capture));
         let backups = self.backups.iter().map(|backup| backup.send(capture.clone())).collect();
         self.line.write(capture, message, pause).with_backups(backups)
     }
@@ -233,7 +242,7 @@ impl Cycle<'_> {
     ///
     /// [`Error::Backup`]: it is durable here, and a backup has not got it.
     pub fn commit(self) -> Result<CheckpointId> {
-        let (pending, owner) = self.capture()?;
+        let (pending, owner) = self.capture(false)?;
         let result = pending.wait_durable();
         if result.is_err() {
             // Told here; the next commit need not say it again.
@@ -247,12 +256,13 @@ impl Cycle<'_> {
         if !self.area.is_backed_up() {
             return Err(Error::refused(self.area.name(), "it has no backup", "name one with back_up_to, or use commit"));
         }
-        let (pending, _) = self.capture()?;
+        let (pending, _) = self.capture(false)?;
         pending.wait_replicated()?;
         Ok(pending)
     }
 
-    /// The same, but returns as soon as what was written is copied. An error of the writing is told by [`Pending::wait`] and by the next commit; it never
+    /// The same, but returns as soon as what was written is copied, and with [`Options::copy_on_write`] before. An error of the writing is told by
+    /// [`Pending::wait`] and by the next commit; it never
     /// becomes a checkpoint, and the commit after that has all of it.
     ///
     /// [`Error::Backup`]: a backup is lost, as an earlier commit found. This one is being written here all the same.
@@ -260,7 +270,7 @@ impl Cycle<'_> {
     /// Copies take memory: where four commits are captured and not yet written, it waits for the first of them before it captures.
     pub fn commit_behind(self) -> Result<Pending> {
         let known = self.area.check_backups();
-        let (pending, _) = self.capture()?;
+        let (pending, _) = self.capture(true)?;
         known.map(|()| pending)
     }
 
@@ -289,13 +299,13 @@ impl Cycle<'_> {
 }
 
 impl<'a> Cycle<'a> {
-    fn capture(self) -> Result<(Pending, &'a mut CriticalArea)> {
+    fn capture(self, behind: bool) -> Result<(Pending, &'a mut CriticalArea)> {
         // First: what fails meanwhile is told now.
         self.area.wait_for_room();
         let CriticalArea { area, line, .. } = &mut *self.area;
         line.recover(area)?;
         let watch = Stopwatch::start();
-        let capture = area.capture()?;
+        let capture = self.area.capture(behind)?;
         let pending = self.area.write(capture, self.message, watch.elapsed());
         Ok((pending, self.area))
     }

@@ -16,6 +16,7 @@
 //! - [`critical`]: [`CriticalArea`]: an area that grows a line of checkpoints in a store; [`Cycle`]: from `begin` to `commit`
 //! - [`area`]: [`Area`]: the memory itself under a tracker, for whoever makes the records of checkpoints (several areas in one, or several processes)
 //! - [`capture`]: [`Capture`]: what was written, taken at one instant, apart from the memory
+//! - `copier`: who copies behind the program what a commit captured, where each page is copied before it is written to
 //! - `follower`: who sends commits to a backup, one after the other, behind the program
 //! - [`heap`]: [`Heap`]: an allocator that places structures inside an area
 //! - `line`: who writes captures to the store, one after the other, behind the program; [`Pending`]: a commit that is being written
@@ -32,6 +33,7 @@ pub mod area;
 #[cfg(target_arch = "x86_64")]
 mod auto;
 pub mod capture;
+mod copier;
 pub mod critical;
 mod error;
 mod follower;

@@ -33,6 +33,7 @@ pub use trap::TrapTracker;
 pub use userfault::{UserfaultTracker, WriteLog};
 pub use words::{ALL_WORDS, WordMask, Words};
 
+use fermata_linux::Behind;
 use fermata_types::{PageNumber, PageSet};
 use std::{io, ops::Range, sync::Arc};
 
@@ -86,6 +87,12 @@ pub trait Tracker: Send {
     ///
     /// Without a default: a tracker that stands on page tables misses what goes past them, and only comparison of everything has nothing to do here.
     fn expect_writes(&mut self, pages: Range<PageNumber>) -> Result<()>;
+
+    /// Has pages that were just taken copied into this buffer behind the writers: as they are now, each at the latest before somebody writes to it. From here
+    /// on writes past the page tables have to be expected before they happen. Gives the buffer back where the mechanism cannot hold a write back.
+    fn copy_behind(&mut self, _pages: &[PageNumber], buffer: Vec<u8>) -> Result<Behind, Vec<u8>> {
+        Err(buffer)
+    }
 
     /// A way to watch single pages again, if this tracker has one. It works beside `take`, and from any thread.
     fn protector(&self) -> Option<Arc<dyn Protector>> {

@@ -8,7 +8,7 @@
 //! the page tables, closed or not: they, too, have to be expected, in each cycle.
 
 use crate::{Error, Result, Tracker, Words};
-use fermata_linux::{AreaMemory, MemoryFile, Trap, Trapping, traps::Noted};
+use fermata_linux::{AreaMemory, Behind, MemoryFile, Trap, Trapping, traps::Noted};
 use fermata_types::{PageNumber, PageSet};
 use std::{io, ops::Range};
 
@@ -89,6 +89,10 @@ impl Tracker for TrapTracker {
 
     fn expect_writes(&mut self, pages: Range<PageNumber>) -> Result<()> {
         self.trap.open(pages).map_err(failed(self.trapping, "opening pages"))
+    }
+
+    fn copy_behind(&mut self, pages: &[PageNumber], buffer: Vec<u8>) -> Result<Behind, Vec<u8>> {
+        Ok(self.trap.copy_behind(pages, buffer))
     }
 }
 

@@ -233,6 +233,144 @@ fn takes_among_writers_miss_nothing() {
     takes_among_writers(Trapping::Emulate);
 }
 
+/// Threads write all the time but for the instants at which pages are set down; what is copied behind them is what was there then.
+fn copies_among_writers(trapping: Trapping, rests: bool) {
+    let mut memory = AreaMemory::new("copies", AREA).unwrap();
+    let mut numbers = Numbers(77);
+    memory.as_mut_slice().chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&numbers.next().to_le_bytes()));
+    let trap = Trap::new(&memory, trapping).unwrap();
+    if !rests {
+        trap.arm().unwrap();
+    }
+    let start = memory.range().start;
+    let mut buffer = Vec::new();
+    for round in 0..60 {
+        if !rests {
+            trap.take(|_, _| ()).unwrap();
+        }
+        let pages: Vec<u32> = (0..(AREA / PAGE) as u32).filter(|page| !(page + round).is_multiple_of(5)).collect();
+        let expected: Vec<_> =
+            pages.iter().flat_map(|page| &memory.as_slice()[*page as usize * PAGE as usize..][..PAGE as usize]).copied().collect();
+        let behind = trap.copy_behind(&pages, buffer);
+        thread::scope(|scope| {
+            for nth in 0..3 {
+                scope.spawn(move || {
+                    let mut numbers = Numbers(u64::from(round) << 8 | nth);
+                    for _ in 0..300 {
+                        let word = (start + numbers.next() % (AREA / 8) * 8) as *mut u64;
+                        // SAFETY: a word of the area, which outlives the scope; all touch it as an atomic.
+                        unsafe { AtomicU64::from_ptr(word) }.fetch_add(numbers.next(), SeqCst);
+                    }
+                });
+            }
+            match round % 3 {
+                // Nobody copies but who writes, until the end.
+                0 => {}
+                1 => behind.finish(),
+                _ => _ = scope.spawn(|| behind.finish()),
+            }
+        });
+        let wrong: Vec<_> = (0..pages.len())
+            .filter(|nth| behind.content().chunks(PAGE as usize).nth(*nth) != expected.chunks(PAGE as usize).nth(*nth))
+            .collect();
+        assert!(wrong.is_empty(), "{trapping:?}, round {round}: pages {wrong:?} are not as they were");
+        // The next set goes into the same buffer, or into one of its own.
+        buffer = if round % 2 == 0 { behind.into_buffer() } else { Vec::new() };
+    }
+}
+
+#[test]
+fn what_is_copied_behind_the_writers_is_as_it_was() {
+    copies_among_writers(Trapping::Open, false);
+    copies_among_writers(Trapping::Emulate, false);
+    copies_among_writers(Trapping::Open, true);
+}
+
+#[test]
+fn a_page_is_copied_before_it_is_opened_written_or_let_go() {
+    let set_down = |memory: &mut AreaMemory, trap: &Trap, value: u8| {
+        memory.as_mut_slice().fill(value);
+        trap.take(|_, _| ()).unwrap();
+        let pages: Vec<u32> = (0..(AREA / PAGE) as u32).collect();
+        trap.copy_behind(&pages, Vec::new())
+    };
+    for trapping in [Trapping::Open, Trapping::Emulate] {
+        let mut memory = AreaMemory::new("let go", AREA).unwrap();
+        let trap = Trap::new(&memory, trapping).unwrap();
+        trap.arm().unwrap();
+        // For a call of the kernel, and for who takes the memory away.
+        let behind = set_down(&mut memory, &trap, 1);
+        trap.open(3..5).unwrap();
+        memory.discard(3 * PAGE..5 * PAGE).unwrap();
+        assert!(behind.content().iter().all(|byte| *byte == 1), "{trapping:?}");
+        // For who watches in another way from here on.
+        let behind = set_down(&mut memory, &trap, 2);
+        trap.rest().unwrap();
+        memory.as_mut_slice().fill(3);
+        assert!(behind.content().iter().all(|byte| *byte == 2), "{trapping:?}");
+        trap.arm().unwrap();
+        // For the next ones, while nobody has asked for those before.
+        let behind = set_down(&mut memory, &trap, 4);
+        let next = set_down(&mut memory, &trap, 5);
+        assert!(behind.content().iter().all(|byte| *byte == 4) && next.content().iter().all(|byte| *byte == 5), "{trapping:?}");
+        // And when all of it ends.
+        let behind = set_down(&mut memory, &trap, 6);
+        drop((trap, memory));
+        assert!(behind.content().iter().all(|byte| *byte == 6), "{trapping:?}");
+    }
+}
+
+static FROM_HANDLER: AtomicU64 = AtomicU64::new(0);
+
+/// A handler that writes to the memory, too, wherever the thread is.
+extern "C" fn writes_too(_: i32) {
+    let at = FROM_HANDLER.load(SeqCst);
+    for page in 0..AREA / PAGE {
+        // SAFETY: the area of the test, which sends these signals.
+        unsafe { AtomicU64::from_ptr((at + page * PAGE + 8) as *mut u64) }.fetch_add(1, SeqCst);
+    }
+}
+
+#[test]
+fn handlers_of_other_signals_write_in_the_midst_of_ours() {
+    const SENT: u64 = 2000;
+    for trapping in [Trapping::Open, Trapping::Emulate] {
+        let mut memory = AreaMemory::new("handlers", AREA).unwrap();
+        let trap = Trap::new(&memory, trapping).unwrap();
+        trap.arm().unwrap();
+        FROM_HANDLER.store(memory.range().start, SeqCst);
+        // SAFETY: a handler that touches an area of ours.
+        unsafe { libc::signal(libc::SIGUSR2, writes_too as *const () as usize) };
+        let start = memory.range().start;
+        let (done, behind) = (AtomicBool::new(false), AtomicU64::new(0));
+        thread::scope(|scope| {
+            let (sent, writer) = std::sync::mpsc::channel();
+            scope.spawn(|| {
+                let sent = sent;
+                // SAFETY: this thread's own name, and words of the area.
+                sent.send(unsafe { libc::pthread_self() }).unwrap();
+                while !done.load(SeqCst) {
+                    // SAFETY: as above.
+                    (0..AREA / PAGE)
+                        .for_each(|page| _ = unsafe { AtomicU64::from_ptr((start + page * PAGE) as *mut u64) }.fetch_add(1, SeqCst));
+                }
+            });
+            let writer = writer.recv().unwrap();
+            for _ in 0..SENT {
+                // SAFETY: the thread runs until it is told.
+                unsafe { libc::pthread_kill(writer, libc::SIGUSR2) };
+                // Closed again, so that both find closed pages. Who writes meanwhile may be copied by half here.
+                trap.take(|_, _| ()).unwrap();
+                let pages: Vec<u32> = (0..(AREA / PAGE) as u32).collect();
+                behind.fetch_add(trap.copy_behind(&pages, Vec::new()).content().len() as u64, SeqCst);
+            }
+            done.store(true, SeqCst);
+        });
+        assert_eq!(behind.load(SeqCst), SENT * AREA);
+        assert!(memory.as_mut_slice()[8] != 0, "no signal came");
+    }
+}
+
 /// One sum by several threads: what was one step stays one.
 #[test]
 fn atomics_stay_atomic() {

@@ -3,7 +3,7 @@
 
 use crate::common::*;
 use fermata_process::{Area, CriticalArea, Error, Options, Tracking};
-use std::thread;
+use std::{fs::File, io::Read, process::Command, thread};
 
 const PAGES: usize = 256;
 const THREADS: usize = 3;
@@ -86,9 +86,18 @@ fn emulation_names_words_and_not_pages() {
 
 #[test]
 fn checkpoints_hold_the_memory_as_it_was_at_their_commits() {
-    each_tracking(|tracking| {
+    each_tracking(|tracking| hold_the_memory(tracking, Options::default()));
+}
+
+#[test]
+fn so_they_do_where_pages_are_copied_on_write() {
+    each_tracking(|tracking| hold_the_memory(tracking, Options::default().copy_on_write()));
+}
+
+fn hold_the_memory(tracking: Tracking, options: Options) {
+    {
         let (_directory, store) = store();
-        let Some(mut area) = open(&store, "oracle", PAGES * PAGE, tracking) else { return };
+        let Some(mut area) = open_with(&store, "oracle", PAGES * PAGE, options.tracking(tracking).only_stores().anywhere()) else { return };
         let mut taken = Vec::new();
         for round in 0..6 {
             let mut cycle = area.begin().unwrap();
@@ -101,6 +110,59 @@ fn checkpoints_hold_the_memory_as_it_was_at_their_commits() {
             let record = store.record(&pending.wait().unwrap()).unwrap();
             let then = Area::restore(&store, &record.parts[0], Options::default().anywhere()).unwrap();
             assert!(then.as_slice() == content, "{tracking}");
+        }
+    }
+}
+
+/// Whatever comes right behind a commit is not in it, and is in the next one.
+#[test]
+fn what_comes_behind_a_commit_that_is_copied_on_write_is_not_in_it() {
+    const CALLED: std::ops::Range<usize> = 10 * PAGE..20 * PAGE;
+    each_tracking(|tracking| {
+        let (_directory, store) = store();
+        let options = Options::default().tracking(tracking).only_stores().anywhere().copy_on_write();
+        let Some(mut area) = open_with(&store, "behind", PAGES * PAGE, options) else { return };
+        let mut taken = Vec::new();
+        for round in 1..30_u8 {
+            let mut cycle = area.begin().unwrap();
+            cycle.fill(round);
+            let content = cycle.to_vec();
+            taken.push((cycle.commit_behind().unwrap(), content));
+            // Calls of the kernel, pages that are given away or left out, children, and what is undone.
+            let mut cycle = area.begin().unwrap();
+            match round % 5 {
+                0 => {
+                    cycle.expect_writes(CALLED).unwrap();
+                    let read = File::open("/dev/zero").and_then(|mut file| file.read_exact(&mut cycle[CALLED]));
+                    assert!(read.is_ok(), "{tracking}: {read:?}");
+                }
+                1 => cycle.discard(CALLED).unwrap(),
+                2 => {
+                    cycle[CALLED].fill(0);
+                    assert!(Command::new("true").status().unwrap().success());
+                }
+                3 => {
+                    cycle.fill(0);
+                    cycle.roll_back().unwrap();
+                    assert!(area.as_slice().iter().all(|byte| *byte == round), "{tracking}");
+                    continue;
+                }
+                _ => {
+                    drop(cycle);
+                    area.exclude(CALLED).unwrap();
+                    area.as_mut_slice()[CALLED].fill(0);
+                    area.include(CALLED).unwrap();
+                    cycle = area.begin().unwrap();
+                }
+            }
+            assert!(cycle[CALLED].iter().all(|byte| *byte == 0), "{tracking}");
+            let content = cycle.to_vec();
+            taken.push((cycle.commit_behind().unwrap(), content));
+        }
+        for (nth, (pending, content)) in taken.into_iter().enumerate() {
+            let record = store.record(&pending.wait().unwrap()).unwrap();
+            let then = Area::restore(&store, &record.parts[0], Options::default().anywhere()).unwrap();
+            assert!(then.as_slice() == content, "{tracking}, commit {nth}");
         }
     });
 }
