@@ -3,7 +3,7 @@
 //! `--ranks N` measures with so many ranks only, `--trials N` as often; `--only PROGRAM` that program. `--short` measures each program once, with as
 //! many ranks as there are cores.
 
-use fermata_api::ranks::{Mode, Options, Outcome};
+use fermata_api::ranks::{Mode, Options, Outcome, Taken};
 use fermata_linux::clock::Stopwatch;
 use fermata_testkit::{
     measure::processor_seconds,
@@ -50,7 +50,8 @@ const PROGRAMS: [(&str, Entry, &[usize]); 8] = [
     ("tsp", tsp::program, &[17]),
 ];
 
-const WAYS: [Mode; 4] = [Mode::Consistent, Mode::Blocking, Mode::Full, Mode::Optimistic];
+/// What the paper calls incremental and copy on write is the first.
+const WAYS: [Mode; 5] = [Mode::Consistent, Mode::Blocking, Mode::Full, Mode::Optimistic, Mode::Precopy];
 
 /// Runs of a program in one way.
 #[derive(Default)]
@@ -152,7 +153,7 @@ impl Measured {
     }
 
     /// The mean over the checkpoints of the last run.
-    fn mean(&self, way: usize, figure: impl Fn(&fermata_api::ranks::Taken) -> u64) -> f64 {
+    fn mean(&self, way: usize, figure: impl Fn(&Taken) -> u64) -> f64 {
         let taken = self.ways[way].last.as_ref().map_or(&[][..], |outcome| &outcome.checkpoints);
         taken.iter().map(|taken| figure(taken) as f64).sum::<f64>() / taken.len().max(1) as f64
     }
@@ -208,6 +209,22 @@ fn tables(report: &mut Report, measured: &[Measured], ranks: usize) {
     });
     table("4", "increase of the running time", &["blocking (%)", "copy on write (%)"], &|program| {
         vec![program.overhead(1), program.overhead(0)]
+    });
+    let columns = [
+        "pre-copying (%)",
+        "copy on write (%)",
+        "written (MB)",
+        "written (MB)",
+        "elapsed (ms)",
+        "elapsed (ms)",
+        "blocked (ms)",
+        "blocked (ms)",
+    ];
+    table("4b", "pre-copying against copy on write, in this order", &columns, &|program| {
+        let both = |figure: fn(&Taken) -> u64| [4, 0].map(|way| program.mean(way, figure) / 1e6);
+        let [written, elapsed, blocked] =
+            [both(|taken| taken.written_bytes), both(|taken| taken.elapsed_ns), both(|taken| taken.blocked_ns)];
+        [[program.overhead(4), program.overhead(0)], written, elapsed, blocked].concat()
     });
     table("5", "written by a checkpoint", &["full (MB)", "incremental (MB)", "less (%)"], &|program| {
         less(megabytes(program.mean(2, |taken| taken.written_bytes)), megabytes(program.mean(0, |taken| taken.written_bytes)))

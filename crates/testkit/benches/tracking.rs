@@ -1,8 +1,14 @@
 //! What it costs a program to have its writes found: the microbenchmark of the paper on hypervisor-assisted application checkpointing, its figures 6 to 8 and the cost of a scan.
 //!
 //! A transaction writes WPP words to each of PPT pages of an area, and ends with the words or pages that were written, copied out. Times are for 100,000 transactions
-//! (`Tcount`), measured over as many of them as fit into a second.
+//! (`Tcount`), measured over as many of them as fit into a second. Then the same transactions with a durable commit each, against others who make data durable.
+//!
+//! `--only finding` or `--only commits` measures one of the two. `--short` is for a quick look.
+//!
+//! Needs Debian packages: libsqlite3-dev liblmdb-dev
 
+#[path = "tracking/commits.rs"]
+mod commits;
 #[path = "fidelity/picture.rs"]
 #[allow(dead_code)]
 mod picture;
@@ -35,20 +41,35 @@ const NATIVE: [Tracking; 6] =
 fn main() {
     let short = std::env::args().any(|argument| argument == "--short");
     let bench = Bench { time: Duration::from_millis(if short { 60 } else { 1000 }), short };
+    let only = std::env::args().skip_while(|argument| argument != "--only").nth(1);
+    let wanted = |part: &str| only.as_deref().is_none_or(|only| only == part);
+    assert!(wanted("finding") || wanted("commits"), "--only finding or --only commits");
     let mut report = Report::new("tracking");
-    let grid = bench.grid(&mut report);
-    figure_6(&mut report, &grid);
-    figure_7(&mut report, &grid, &bench);
-    figure_8(&mut report, &grid);
-    automatic(&mut report, &grid);
-    bench.scans(&mut report);
+    if wanted("finding") {
+        finding(&bench, &mut report);
+    }
+    if wanted("commits") {
+        commits::measure(&mut report, bench.time * 3);
+    }
+    report.print();
+}
+
+/// What it costs to have writes found.
+fn finding(bench: &Bench, report: &mut Report) {
+    let grid = bench.grid(report);
+    figure_6(report, &grid);
+    figure_7(report, &grid, bench);
+    figure_8(report, &grid);
+    automatic(report, &grid);
+    bench.scans(report);
     if !matches!(probe::virtualization(), Virtualization::Usable) {
         report.note(
             "this host has neither VMX nor SVM: KVM runs in software here, and what kvm-log and kvm-store cost says little of others",
         );
     }
-    report.note("every mechanism notes writes to a file in memory; a durable commit costs the disk's time on top, the same for all");
-    report.print();
+    report.note(
+        "figures 6 to 8: every mechanism notes writes to a file in memory; a durable commit costs the disk's time on top, the same for all",
+    );
 }
 
 /// Seconds for all transactions, by mechanism, PPT and WPP.
