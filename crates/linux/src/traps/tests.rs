@@ -350,9 +350,10 @@ fn handlers_of_other_signals_write_in_the_midst_of_ours() {
                 // SAFETY: this thread's own name, and words of the area.
                 sent.send(unsafe { libc::pthread_self() }).unwrap();
                 while !done.load(SeqCst) {
-                    // SAFETY: as above.
-                    (0..AREA / PAGE)
-                        .for_each(|page| _ = unsafe { AtomicU64::from_ptr((start + page * PAGE) as *mut u64) }.fetch_add(1, SeqCst));
+                    for page in 0..AREA / PAGE {
+                        // SAFETY: as above.
+                        unsafe { AtomicU64::from_ptr((start + page * PAGE) as *mut u64) }.fetch_add(1, SeqCst);
+                    }
                 }
             });
             let writer = writer.recv().unwrap();
