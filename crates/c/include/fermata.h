@@ -146,6 +146,13 @@ int fermata_want_any(fermata_wants *wants, uint32_t tag);
 int fermata_send(fermata_ranks *ranks, size_t to, uint32_t tag, const void *values, size_t bytes);
 int fermata_broadcast(fermata_ranks *ranks, uint32_t tag, const void *values, size_t bytes);
 
+/* To each rank what is its own, this one among them: so many bytes for each, one after the other in the order of the ranks. The next step of each wants all. */
+int fermata_all_to_all(fermata_ranks *ranks, uint32_t tag, const void *values, size_t bytes_for_each);
+
+/* This rank's part of a reduction: `root` wants all, and has what comes of it from fermata_reduced; the second is for where every rank is to have it. */
+int fermata_reduce(fermata_ranks *ranks, size_t root, uint32_t tag, const void *values, size_t bytes);
+int fermata_all_reduce(fermata_ranks *ranks, uint32_t tag, const void *values, size_t bytes);
+
 /* In `step`: what a rank that is done, or has failed, has to say. It is printed once. */
 int fermata_say(fermata_ranks *ranks, const char *text);
 
@@ -156,6 +163,12 @@ size_t fermata_length(const fermata_messages *got, size_t which);
 
 /* Copies a message to where it belongs. Fails if it has more or fewer bytes. */
 int fermata_receive(const fermata_messages *got, size_t which, void *into, size_t bytes);
+
+/* Puts all messages together as one, in their order: `into` gets the first, `count` values of `size` bytes each; then, for each other message, `put_together` is called
+ * with each of these and with what stands at the same place there. It changes the value: adds to it, or whatever is to be done. Fails, and leaves `into` as it was,
+ * if a message has more or fewer bytes, or if there is none. */
+int fermata_reduced(const fermata_messages *got, void *into, size_t count, size_t size,
+                    void (*put_together)(void *value, const void *more));
 
 #ifdef __cplusplus
 }

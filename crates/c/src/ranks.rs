@@ -161,26 +161,42 @@ pub unsafe extern "C" fn fermata_want_any(wants: *mut FermataWants, tag: u32) ->
     unsafe { want(wants, |wants| wants.any = Some(tag)) }
 }
 
-/// Sends to one rank, or to all.
-///
 /// # Safety
 ///
-/// `of` is what `begin` or `step` got, while that is running; `values` is where so many bytes are.
-unsafe fn send(of: *mut FermataRanks, to: Option<usize>, tag: u32, values: *const c_void, bytes: usize) -> c_int {
+/// What `begin` or `step` got, while that is running. What is returned is not used longer.
+unsafe fn talking<'a>(of: *mut FermataRanks) -> Result<&'a mut Ranks<'a>, String> {
+    // SAFETY: as the caller says; `begin` or `step` is running, so what it points to is there, and lent to nobody else.
+    unsafe { of.as_ref().and_then(|of| of.ranks.cast::<Ranks<'_>>().as_mut()) }.ok_or_else(|| "the ranks are NULL".to_owned())
+}
+
+/// # Safety
+///
+/// `values` is where so many bytes are. What is returned is not used longer than these are there.
+unsafe fn bytes_at<'a>(values: *const c_void, bytes: usize) -> Result<&'a [u8], String> {
+    match bytes {
+        0 => Ok(&[]),
+        _ if values.is_null() => Err("what is to be sent is NULL".into()),
+        // SAFETY: as the caller says.
+        _ => Ok(unsafe { slice::from_raw_parts(values.cast(), bytes) }),
+    }
+}
+
+/// That there is a rank of this number.
+fn is_there(ranks: &Ranks<'_>, rank: usize) -> Result<(), String> {
+    let count = ranks.here().ranks;
+    if rank < count { Ok(()) } else { Err(format!("there is no rank {rank}: they are numbered from 0 to {}", count - 1)) }
+}
+
+/// # Safety
+///
+/// What `begin` or `step` got, while that is running; `values` is where so many bytes are.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fermata_send(ranks: *mut FermataRanks, to: usize, tag: u32, values: *const c_void, bytes: usize) -> c_int {
     status(|| {
-        // SAFETY: as the caller says; `begin` or `step` is running, so what it points to is there, and lent to nobody else.
-        let ranks = unsafe { of.as_ref().ok_or("the ranks are NULL")?.ranks.cast::<Ranks<'_>>().as_mut() }.ok_or("the ranks are NULL")?;
-        let values: &[u8] = match bytes {
-            0 => &[],
-            _ if values.is_null() => return Err("what is to be sent is NULL".into()),
-            // SAFETY: as the caller says.
-            _ => unsafe { slice::from_raw_parts(values.cast(), bytes) },
-        };
-        match to {
-            None => ranks.broadcast(tag, values),
-            Some(to) if to < ranks.here().ranks => ranks.send(to, tag, values),
-            Some(to) => return Err(format!("there is no rank {to}: they are numbered from 0 to {}", ranks.here().ranks - 1)),
-        }
+        // SAFETY: as the caller says.
+        let (ranks, values) = unsafe { (talking(ranks)?, bytes_at(values, bytes)?) };
+        is_there(ranks, to)?;
+        ranks.send(to, tag, values);
         Ok(())
     })
 }
@@ -189,18 +205,56 @@ unsafe fn send(of: *mut FermataRanks, to: Option<usize>, tag: u32, values: *cons
 ///
 /// What `begin` or `step` got, while that is running; `values` is where so many bytes are.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fermata_send(ranks: *mut FermataRanks, to: usize, tag: u32, values: *const c_void, bytes: usize) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe { send(ranks, Some(to), tag, values, bytes) }
+pub unsafe extern "C" fn fermata_broadcast(ranks: *mut FermataRanks, tag: u32, values: *const c_void, bytes: usize) -> c_int {
+    status(|| {
+        // SAFETY: as the caller says.
+        let (ranks, values) = unsafe { (talking(ranks)?, bytes_at(values, bytes)?) };
+        ranks.broadcast(tag, values);
+        Ok(())
+    })
+}
+
+/// # Safety
+///
+/// What `begin` or `step` got, while that is running; `values` is where so many bytes for each rank are.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fermata_all_to_all(ranks: *mut FermataRanks, tag: u32, values: *const c_void, bytes_for_each: usize) -> c_int {
+    status(|| {
+        // SAFETY: as the caller says.
+        let ranks = unsafe { talking(ranks) }?;
+        let bytes = bytes_for_each.checked_mul(ranks.here().ranks).ok_or("there is not so much memory")?;
+        // SAFETY: as the caller says.
+        let values = unsafe { bytes_at(values, bytes) }?;
+        ranks.all_to_all(tag, |to| values[to * bytes_for_each..][..bytes_for_each].to_vec());
+        Ok(())
+    })
 }
 
 /// # Safety
 ///
 /// What `begin` or `step` got, while that is running; `values` is where so many bytes are.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fermata_broadcast(ranks: *mut FermataRanks, tag: u32, values: *const c_void, bytes: usize) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe { send(ranks, None, tag, values, bytes) }
+pub unsafe extern "C" fn fermata_reduce(ranks: *mut FermataRanks, root: usize, tag: u32, values: *const c_void, bytes: usize) -> c_int {
+    status(|| {
+        // SAFETY: as the caller says.
+        let (ranks, values) = unsafe { (talking(ranks)?, bytes_at(values, bytes)?) };
+        is_there(ranks, root)?;
+        ranks.reduce(root, tag, values);
+        Ok(())
+    })
+}
+
+/// # Safety
+///
+/// What `begin` or `step` got, while that is running; `values` is where so many bytes are.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fermata_all_reduce(ranks: *mut FermataRanks, tag: u32, values: *const c_void, bytes: usize) -> c_int {
+    status(|| {
+        // SAFETY: as the caller says.
+        let (ranks, values) = unsafe { (talking(ranks)?, bytes_at(values, bytes)?) };
+        ranks.all_reduce(tag, values);
+        Ok(())
+    })
 }
 
 /// # Safety
@@ -270,6 +324,44 @@ pub unsafe extern "C" fn fermata_receive(got: *const FermataMessages, which: usi
         if bytes > 0 {
             // SAFETY: as the caller says; a message lies in no memory of the program.
             unsafe { into.cast::<u8>().copy_from_nonoverlapping(message.as_ptr(), bytes) };
+        }
+        Ok(())
+    })
+}
+
+/// # Safety
+///
+/// What `step` got, while it is running; `into` is where there is room for `count` values of `size` bytes; `put_together` does what the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fermata_reduced(
+    got: *const FermataMessages,
+    into: *mut c_void,
+    count: usize,
+    size: usize,
+    put_together: Option<unsafe extern "C" fn(*mut c_void, *const c_void)>,
+) -> c_int {
+    status(|| {
+        // SAFETY: as the caller says.
+        let got = unsafe { message(got, 0) }?;
+        let put_together = put_together.ok_or("what puts values together is NULL")?;
+        let bytes = count.checked_mul(size).ok_or("there is not so much memory")?;
+        if let Some(other) = (0..got.len()).find(|which| got.bytes(*which).len() != bytes) {
+            return Err(format!("message {other} has {} bytes, where {bytes} are expected", got.bytes(other).len()));
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: as the caller says; a message lies in no memory of the program.
+        unsafe { into.cast::<u8>().copy_from_nonoverlapping(got.bytes(0).as_ptr(), bytes) };
+        // Where any number may lie.
+        let mut more = vec![0u128; bytes.div_ceil(size_of::<u128>())];
+        for which in 1..got.len() {
+            // SAFETY: there is room for so many bytes, as there are in the message.
+            unsafe { more.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(got.bytes(which).as_ptr(), bytes) };
+            for at in (0..bytes).step_by(size) {
+                // SAFETY: both are within what has `bytes` bytes; the program's own function does what the header says.
+                unsafe { put_together(into.byte_add(at), more.as_ptr().byte_add(at).cast()) };
+            }
         }
         Ok(())
     })

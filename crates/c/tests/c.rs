@@ -43,19 +43,17 @@ fn a_program_in_c_counts_on_after_each_start() {
     assert!(!refused.status.success() && !refused.stderr.is_empty());
 }
 
-#[test]
-fn ranks_in_c_go_back_and_their_sum_is_right() {
-    const ROUNDS: u64 = 3000;
+/// Runs a program of three ranks, one of which is killed once there is a checkpoint to go back to; what each has to say.
+fn go_back_once(name: &str, rounds: u64) -> Vec<String> {
     let place = tempfile::tempdir().expect("a directory");
-    let program = compile("sum", place.path());
-    let mut options = Options::new("sum", 3, program.clone());
-    options.args = vec![ROUNDS.to_string()];
+    let program = compile(name, place.path());
+    let mut options = Options::new(name, 3, program.clone());
+    options.args = vec![rounds.to_string()];
     options.every = Some(Duration::from_millis(10));
     let pids = Mutex::new(Vec::new());
     let store = Store::open(&place.path().join("store")).expect("a store");
     let outcome = host::run(&store, &options, &mut |event| match event {
         Event::Started { pids: started, .. } => *pids.lock().expect("nobody panics with it") = started,
-        // One rank is killed, with a checkpoint to go back to.
         Event::Permanent(taken) if taken.ccn == 3 => {
             let pid = pids.lock().expect("nobody panics with it")[1];
             kill_process(Pid::from_raw(pid as i32).expect("a process"), Signal::KILL).expect("it is killed");
@@ -64,9 +62,23 @@ fn ranks_in_c_go_back_and_their_sum_is_right() {
     });
     let outcome = outcome.expect("it comes to its end");
     assert_eq!(outcome.rollbacks, 1, "{outcome:?}");
-    let sum = (1 + 2 + 3) * ROUNDS * (ROUNDS + 1) / 2;
-    assert_eq!(outcome.answers, vec![format!("the sum is {sum}"); 3]);
     // Started by nobody.
     let alone = Command::new(&program).arg("1").output().expect("it runs");
     assert!(!alone.status.success() && !alone.stderr.is_empty());
+    outcome.answers
+}
+
+#[test]
+fn ranks_in_c_go_back_and_their_sum_is_right() {
+    const ROUNDS: u64 = 3000;
+    let sum = (1 + 2 + 3) * ROUNDS * (ROUNDS + 1) / 2;
+    assert_eq!(go_back_once("sum", ROUNDS), vec![format!("the sum is {sum}"); 3]);
+}
+
+#[test]
+fn what_ranks_in_c_send_to_all_and_put_together_is_right() {
+    const ROUNDS: u64 = 3000;
+    // In round r: of what rank t gets from all, 6000 + 3 (10 t + r), the sum and the greatest; twice.
+    let total: u64 = (0..ROUNDS).map(|round| 2 * ((18_090 + 9 * round) + (6_060 + 3 * round))).sum();
+    assert_eq!(go_back_once("collective", ROUNDS), vec![format!("it comes to {total}"); 3]);
 }
