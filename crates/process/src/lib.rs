@@ -18,6 +18,7 @@
 //! - [`capture`]: [`Capture`]: what was written, taken at one instant, apart from the memory
 //! - `copier`: who copies behind the program what a commit captured, where each page is copied before it is written to
 //! - `follower`: who sends commits to a backup, one after the other, behind the program
+//! - `fuzzing`: what fuzzers call, only with that feature
 //! - [`heap`]: [`Heap`]: an allocator that places structures inside an area
 //! - `line`: who writes captures to the store, one after the other, behind the program; [`Pending`]: a commit that is being written
 //! - [`ranks`]: programs of several ranks that send each other messages, and consistent checkpoints of them
@@ -37,6 +38,9 @@ mod copier;
 pub mod critical;
 mod error;
 mod follower;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod heap;
 mod line;
 pub mod ranks;

@@ -22,11 +22,14 @@
 //! - `side`: its side of either protocol
 //! - [`mpi`]: the same for a program of MPI, which is no program of steps
 //! - `wire`: what goes over the sockets
+//! - `fuzzing`: what fuzzers call, only with that feature
 //!
 //! The protocols are those of `fermata_checkpoint::consistent` and `fermata_checkpoint::optimistic`; which shape a program has and why is in `docs/decisions/0038-ranks.md`.
 
 mod apart;
 mod area;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 pub mod host;
 mod hosts;
 mod life;

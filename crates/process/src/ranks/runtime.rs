@@ -278,7 +278,7 @@ fn of_others() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the checkpoint of this rank is of another number of ranks")
 }
 
-fn decode_state(state: &[u8], ranks: usize) -> io::Result<(Cut, Option<String>, Inbox)> {
+pub(super) fn decode_state(state: &[u8], ranks: usize) -> io::Result<(Cut, Option<String>, Inbox)> {
     let mut from = Decoder(state);
     let cut = from.cut()?;
     let done = if from.u8()? == 1 { Some(from.text()?) } else { None };
@@ -287,14 +287,18 @@ fn decode_state(state: &[u8], ranks: usize) -> io::Result<(Cut, Option<String>, 
         return Err(of_others());
     }
     for _ in 0..from.u64()? {
-        inbox.push(from.u32()? as usize, from.parcel()?);
+        let sender = from.u32()? as usize;
+        if sender >= ranks {
+            return Err(of_others());
+        }
+        inbox.push(sender, from.parcel()?);
     }
     from.end()?;
     Ok((cut, done, inbox))
 }
 
 /// Messages that had been sent, and had not arrived.
-fn decode_late(late: &[u8], cut: &mut Cut, inbox: &mut Inbox) -> io::Result<()> {
+pub(super) fn decode_late(late: &[u8], cut: &mut Cut, inbox: &mut Inbox) -> io::Result<()> {
     let mut late = Decoder(late);
     for _ in 0..late.u64()? {
         let (sender, number) = (late.u32()? as usize, late.u64()?);

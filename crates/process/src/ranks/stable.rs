@@ -2,7 +2,7 @@
 //! Where each rank takes its own it is in [`own`].
 
 pub(super) mod own;
-mod part;
+pub(super) mod part;
 
 use super::{
     messages::Parcel,

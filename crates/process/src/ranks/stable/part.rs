@@ -14,8 +14,8 @@ const STATE: &str = "state";
 const CCN_MAX: Ccn = 1 << 48;
 
 /// What a checkpoint has of a rank.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Part {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::ranks) struct Part {
     pub memory: Root,
     /// Bytes of memory.
     pub used: u64,
