@@ -5,11 +5,12 @@
 use fermata_linux::random;
 use fermata_process::ranks::{Error, Event, Mode, Options, Outcome, Transport, host};
 use fermata_store::{Store, VerifyOptions};
+use programs::{PROGRAM, PROGRAMS, options};
 use rustix::process::{Pid, Signal, kill_process};
 use std::{
     env,
-    path::{Path, PathBuf},
-    process::{Command, ExitCode, Stdio},
+    path::Path,
+    process::{Command, Stdio},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -18,60 +19,17 @@ use std::{
     time::Duration,
 };
 
-#[path = "../examples/fft.rs"]
-mod fft;
-#[path = "../examples/gauss.rs"]
-mod gauss;
-#[path = "../examples/grid.rs"]
-mod grid;
-#[path = "../examples/matmult.rs"]
-mod matmult;
-#[path = "../examples/nqueens.rs"]
-mod nqueens;
-#[path = "../examples/prime.rs"]
-mod prime;
-#[path = "../examples/sparse.rs"]
-mod sparse;
-#[path = "../examples/tsp.rs"]
-mod tsp;
+mod programs;
 
-const PROGRAM: &str = "RANKS_TEST_PROGRAM";
 const STORE: &str = "RANKS_TEST_STORE";
 const MODE: &str = "RANKS_TEST_MODE";
 /// A program that is done before it is killed is begun again, so often at most.
 const TRIES: usize = 10;
 
-/// The programs, with arguments for some seconds of work in all, and what the answer says.
-const PROGRAMS: [(&str, &str, &str); 8] = [
-    ("fft", "16384 100", "200 transforms"),
-    ("gauss", "1200", "1200 equations solved"),
-    ("grid", "512 1500", "1500 iterations"),
-    ("matmult", "1000", "is right"),
-    ("nqueens", "14", "365596 ways"),
-    ("prime", "34", " * "),
-    ("sparse", "6000 1000", "6000 unknowns"),
-    ("tsp", "15", "the shortest way"),
-];
-
 /// No test: what a rank runs.
 #[test]
 fn a_rank() {
-    let Ok(words) = env::var(PROGRAM) else { return };
-    let mut words = words.split(' ');
-    let name = words.next().unwrap();
-    let args: Vec<usize> = words.map(|word| word.parse().unwrap()).collect();
-    let program = match name {
-        "fft" => fft::program,
-        "gauss" => gauss::program,
-        "grid" => grid::program,
-        "matmult" => matmult::program,
-        "nqueens" => nqueens::program,
-        "prime" => prime::program,
-        "sparse" => sparse::program,
-        "tsp" => tsp::program,
-        _ => panic!("{name}"),
-    };
-    assert_eq!(format!("{:?}", program(&args)), format!("{:?}", ExitCode::SUCCESS));
+    programs::be_a_rank();
 }
 
 /// No test: a coordinator that can be killed.
@@ -83,17 +41,6 @@ fn a_coordinator() {
     options.mode = env::var(MODE).unwrap().parse().unwrap();
     let outcome = run(Path::new(&store), &options).unwrap();
     std::fs::write(Path::new(&store).join("outcome"), outcome.answers.concat()).unwrap();
-}
-
-fn options(program: &str) -> Options {
-    // What the harness prints about each rank would be taken for results of tests.
-    let mut options = Options::new(program.split(' ').next().unwrap(), 4, PathBuf::from("/bin/sh"));
-    let this = env::current_exe().unwrap().into_os_string().into_string().unwrap();
-    options.args = ["-c", r#"exec "$0" "$@" > /dev/null"#, &this, "--exact", "a_rank", "--nocapture"].map(str::to_owned).to_vec();
-    options.environment = vec![(PROGRAM.to_owned(), program.to_owned())];
-    options.every = Some(Duration::from_millis(10));
-    options.retries = 200;
-    options
 }
 
 fn run(store: &Path, options: &Options) -> Result<Outcome, Error> {

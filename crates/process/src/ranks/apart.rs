@@ -77,6 +77,13 @@ struct Keeper<'a, 'b> {
 
 impl Keeper<'_, '_> {
     fn live(mut self) -> Result<End, Error> {
+        let end = self.keep();
+        // Permanent, though their ranks have not heard of it; they need not any more.
+        (0..self.current.len()).for_each(|rank| self.over(rank));
+        end
+    }
+
+    fn keep(&mut self) -> Result<End, Error> {
         loop {
             match self.life.hear(LONG) {
                 Ok(Some((rank, frame))) => {
@@ -88,10 +95,6 @@ impl Keeper<'_, '_> {
                 Err(why) => return Ok(End::Died(why)),
             }
             if let Some(answers) = self.life.answers() {
-                // Permanent, though their ranks have not heard of it; they need not any more.
-                for rank in 0..self.current.len() {
-                    self.over(rank);
-                }
                 return Ok(End::Done(answers));
             }
         }

@@ -139,6 +139,16 @@ impl Current {
 
 impl Leader<'_, '_> {
     fn live(mut self) -> Result<End, Error> {
+        let end = self.lead();
+        // Permanent, though not everybody has heard of it; nobody needs to any more.
+        let ccn = self.coordinator.ccn();
+        if let Some(taken) = self.current.take().and_then(|current| current.taken(ccn)) {
+            self.tally.permanent(taken, self.watch);
+        }
+        end
+    }
+
+    fn lead(&mut self) -> Result<End, Error> {
         loop {
             let orders = match self.remind() {
                 Ok(orders) => orders,
@@ -163,11 +173,6 @@ impl Leader<'_, '_> {
                 return Ok(End::Died(why));
             }
             if let Some(answers) = self.life.answers() {
-                // Permanent, though not everybody has heard of it; nobody needs to any more.
-                let ccn = self.coordinator.ccn();
-                if let Some(taken) = self.current.take().and_then(|current| current.taken(ccn)) {
-                    self.tally.permanent(taken, self.watch);
-                }
                 return Ok(End::Done(answers));
             }
         }

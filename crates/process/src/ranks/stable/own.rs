@@ -14,7 +14,7 @@ use fermata_checkpoint::{
     consistent::{Ccn, Cut, Rank},
     optimistic::{History, Line},
 };
-use fermata_store::{Contents, Cost, Hold, Record, Removal, Result, Still, Store, Writer};
+use fermata_store::{Contents, Cost, Error, Hold, Record, Removal, Result, Still, Store, Writer};
 use fermata_types::CheckpointId;
 use std::collections::BTreeMap;
 
@@ -124,7 +124,7 @@ impl OwnStable {
             let line = self.history.go_back().ok_or_else(lacks)?;
             dropped.iter_mut().zip(&line.dropped).for_each(|(sum, more)| *sum += more);
             // Others may have removed what is not held. Then there may be another line before.
-            let gone = self.hold(&line.numbers);
+            let gone = self.hold(&line.numbers)?;
             if gone.is_empty() {
                 break line.numbers;
             }
@@ -142,17 +142,18 @@ impl OwnStable {
         Ok(Line { numbers: self.line.clone(), dropped })
     }
 
-    /// Holds these checkpoints of the ranks. Returns whose are not there.
-    fn hold(&mut self, numbers: &[Ccn]) -> Vec<Rank> {
+    /// Holds these checkpoints of the ranks. Returns whose are not there. Where the store cannot tell, nothing is given up.
+    fn hold(&mut self, numbers: &[Ccn]) -> Result<Vec<Rank>> {
         let mut gone = Vec::new();
         for (rank, (own, number)) in self.ranks.iter_mut().zip(numbers).enumerate() {
             let hold = own.permanent.get(number).map(|stored| self.store.hold(&stored.id));
             match hold.transpose() {
                 Ok(hold) => own._newest = hold,
-                Err(_) => gone.push(rank),
+                Err(Error::Missing { .. }) => gone.push(rank),
+                Err(error) => return Err(error),
             }
         }
-        gone
+        Ok(gone)
     }
 
     /// What was on its way across the line: sent before the sender's checkpoint, and not received before the receiver's.
