@@ -7,7 +7,7 @@
 //! 4. **Mark** what their checkpoints need. What was hidden and is alive after all is found again. From now on nothing can come to refer to what
 //!    is hidden.
 //! 5. **Remove** dead packs: first their entries, then the file. **Rewrite** packs that are mostly dead: the new pack is made durable, the index
-//!    finds its objects there, the old pack is removed. Readers that looked before look again.
+//!    finds its objects there, the old pack is removed (`rewrite`). Readers that looked before look again.
 //!
 //! Each step leaves a whole store, so being killed anywhere only leaves work to the next collection: entries that are hidden, and files of packs
 //! that nothing names. Who collects or verifies takes turns by a lock that nobody else takes.
@@ -15,18 +15,13 @@
 mod due;
 mod images;
 mod in_order;
+mod rewrite;
 
 use crate::{
-    Error, Progress, Result, Store, files, hash,
-    hold::Present,
-    index::Location,
-    mark::Marker,
-    node::Stored,
-    pack::{Kind, PackBuilder, PackFile},
-    rebuild::entries,
+    Error, Progress, Result, Store, files, hash, hold::Present, index::Location, mark::Marker, node::Stored, pack::Kind, rebuild::entries,
     removed,
 };
-use fermata_types::{BlobName, CheckpointId, NodeName, PackId, PageName};
+use fermata_types::{CheckpointId, PackId};
 use in_order::{BATCH, Object};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -34,13 +29,8 @@ use std::{
     fs::{File, OpenOptions},
     io,
     os::unix::fs::OpenOptionsExt,
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
-
-/// A pack of rewritten objects is ended when it is this long.
-const REWRITTEN_BYTES: u64 = 256 << 20;
-/// And when it has so many: their names are in memory, and pages may be compressed to a few bytes.
-const REWRITTEN_OBJECTS: usize = 1 << 18;
 
 /// How to collect.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,7 +63,7 @@ pub enum CollectStage {
     Hide,
     /// Waits for checkpoints being written that may refer to it; counts them.
     Wait,
-    /// Copies what is alive out of packs that are mostly dead; counts packs.
+    /// Copies what is alive out of packs that are mostly dead, in the order in which it will be read; counts packs.
     Rewrite,
     /// Removes what is dead; counts objects.
     Remove,
@@ -221,7 +211,7 @@ impl<'a> Collection<'a> {
         self.told.bytes_after = self.told.bytes_before;
         self.mark()?;
         self.decide();
-        let files = self.store.0.shelf().list()?;
+        let files = self.unnamed()?;
         if self.options.dry_run {
             self.estimate(&files)?;
             self.remove_images(self.lock_images())?;
@@ -243,8 +233,8 @@ impl<'a> Collection<'a> {
         self.unhide()?;
         removed::write(self.store)?;
         self.remove_dead()?;
-        self.rewrite()?;
         self.remove_orphans(files)?;
+        self.rewrite()?;
         self.empty_trash()?;
         removed::write(self.store)?;
         self.count_off()?;
@@ -306,14 +296,23 @@ impl<'a> Collection<'a> {
             self.told.objects_removed += (marks.objects() - marks.alive()) as u64;
             self.told.bytes_after -= freed;
         }
-        let index = &self.store.0.index;
-        for (path, id) in files {
-            if !index.has(&*index.read()?, &index.pack_numbers, id.as_bytes())? {
-                self.told.orphans += 1;
-                self.told.orphan_bytes += path.metadata().map_or(0, |file| file.len());
-            }
+        for (path, _) in files {
+            self.told.orphans += 1;
+            self.told.orphan_bytes += path.metadata().map_or(0, |file| file.len());
         }
         Ok(())
+    }
+
+    /// The files of packs that the index does not name.
+    fn unnamed(&self) -> Result<Vec<(PathBuf, PackId)>> {
+        let index = &self.store.0.index;
+        let files = self.store.0.shelf().list()?;
+        let read = index.read()?;
+        let mut unnamed = Vec::new();
+        for (path, id) in files {
+            unnamed.extend((!index.has(&read, &index.pack_numbers, id.as_bytes())?).then_some((path, id)));
+        }
+        Ok(unnamed)
     }
 
     /// Hides what is dead from the sieve, in packs that go and are rewritten; and in all packs nodes, whose bases may go. Dead pages in packs
@@ -364,6 +363,8 @@ impl<'a> Collection<'a> {
             .iter_mut()
             .filter(|(pack, fate)| **fate == Fate::Remove && marks[*pack].alive() > 0)
             .for_each(|(_, fate)| *fate = Fate::Rewrite);
+        // What came to life as a whole stays: written anew it would be the very same pack.
+        self.fates.retain(|pack, _| marks[pack].alive() < marks[pack].objects());
         let [stay, go] = [Fate::Keep, Fate::Remove].map(|fate| self.packs_that(fate));
         self.told.objects_removed += self.forget_dead(&stay)?.removed;
         self.remove_packs(&go)
@@ -417,118 +418,16 @@ impl<'a> Collection<'a> {
             self.told.packs_removed += 1;
             self.told.bytes_after -= marks.length;
             self.told.objects_removed += (marks.objects() - marks.alive()) as u64;
-            self.remove_unnamed(&inner.shelf().place(&marks.id), &marks.id)?;
+            inner.remove_unnamed(&inner.shelf().place(&marks.id), &marks.id)?;
         }
         Ok(())
-    }
-
-    /// Copies what is alive in packs that are mostly dead into new ones, and removes the old.
-    fn rewrite(&mut self) -> Result<()> {
-        let inner = &self.store.0;
-        let packs = self.packs_that(Fate::Rewrite);
-        let mut builder: Option<PackBuilder> = None;
-        let mut sources = Vec::new();
-        for (done, number) in packs.iter().enumerate() {
-            (self.progress)(CollectStage::Rewrite, Progress { done: done as u64, total: packs.len() as u64 });
-            let into = match &mut builder {
-                Some(builder) => builder,
-                None => builder.insert(inner.new_pack()?),
-            };
-            match self.copy(*number, into) {
-                Ok(()) => sources.push(*number),
-                Err(error @ Error::Corrupt { .. }) => {
-                    self.told.damaged.push(error.to_string());
-                    self.forget_dead(&[*number])?;
-                }
-                Err(error) => return Err(error),
-            }
-            let is_full = into.length() >= REWRITTEN_BYTES || into.objects() >= REWRITTEN_OBJECTS;
-            if is_full && !sources.is_empty() {
-                self.replace(builder.take().expect("it was there just now"), std::mem::take(&mut sources))?;
-            }
-        }
-        match builder {
-            Some(builder) if !sources.is_empty() => self.replace(builder, sources)?,
-            _ => {}
-        }
-        (self.progress)(CollectStage::Rewrite, Progress { done: packs.len() as u64, total: packs.len() as u64 });
-        Ok(())
-    }
-
-    /// Copies what is alive of a pack, checked against its names.
-    fn copy(&self, number: u32, into: &mut PackBuilder) -> Result<()> {
-        let marks = &self.marker.packs[&number];
-        let file = PackFile::open(&self.store.0.shelf(), &marks.id)?;
-        let mut first = 0;
-        for entry in file.contents(&marks.id)?.entries {
-            let alive: Vec<_> = (0..entry.names.len()).filter(|place| marks.is_alive(first + place)).collect();
-            first += entry.names.len();
-            if alive.is_empty() {
-                continue;
-            }
-            let corrupt = |detail: String| Error::corrupt(file.path(), entry.offset, "a frame", detail);
-            let frame = file.frame(entry.offset, entry.length, &"a frame")?;
-            if frame.kind != entry.kind || frame.objects != entry.names.len() {
-                return Err(corrupt("it is not what the table of contents says".into()));
-            }
-            for place in alive {
-                let (name, bytes) = (entry.names[place], frame.object(place).map_err(corrupt)?);
-                check_object(entry.kind, &name, bytes).map_err(corrupt)?;
-                match entry.kind {
-                    Kind::Pages => into.add_page(&PageName(name), bytes.try_into().expect("a page has its size"))?,
-                    Kind::Nodes => into.add_node(&NodeName(name), bytes)?,
-                    Kind::Blob => into.add_blob(&BlobName(name), bytes)?,
-                    Kind::Record => into.add_record(&CheckpointId(name), bytes)?,
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes a new pack durable, lets the index find there what lay in `sources`, and removes these.
-    fn replace(&mut self, builder: PackBuilder, sources: Vec<u32>) -> Result<()> {
-        let inner = &self.store.0;
-        let published = builder.seal(&inner.shelf())?;
-        let index = &inner.index;
-        let number = index.write(|write| index.number_pack(write, &published.id))?;
-        let objects = Object::all(index, number, &published.contents, |_| true).collect();
-        self.in_order(objects, |write, object| {
-            let db = index.of_kind(object.kind);
-            match index.get(write, db, &object.name)?.as_deref().and_then(Location::decode) {
-                Some(Location::Pack { pack, .. }) if sources.contains(&pack) => {
-                    index.put(write, db, &object.name, object.location.encode().as_ref())
-                }
-                // Somebody stored it again meanwhile.
-                _ => Ok(()),
-            }
-        })?;
-        self.told.packs_written += 1;
-        self.told.bytes_after += published.path.metadata().map_err(Error::io("look at", &published.path))?.len();
-        self.told.packs_rewritten += sources.len() as u64;
-        self.remove_packs(&sources)
-    }
-
-    /// Removes the file of a pack that no entry of the index names. True if it did.
-    fn remove_unnamed(&self, path: &Path, id: &PackId) -> Result<bool> {
-        let inner = &self.store.0;
-        // Under the lock of the index, where commits look whether their pack is still there.
-        inner.index.write(|write| {
-            if inner.index.has(write, &inner.index.pack_numbers, id.as_bytes())? {
-                return Ok(false);
-            }
-            match inner.medium.remove(path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-                Err(error) => Err(Error::io("remove", path)(error)),
-                Ok(()) => Ok(true),
-            }
-        })
     }
 
     /// Removes packs that nothing named before the writers were over that might still have named them: what a crash left behind.
     fn remove_orphans(&mut self, files: Vec<(PathBuf, PackId)>) -> Result<()> {
         for (path, id) in files {
             let length = path.metadata().map_or(0, |file| file.len());
-            if self.remove_unnamed(&path, &id)? {
+            if self.store.0.remove_unnamed(&path, &id)? {
                 self.told.orphans += 1;
                 self.told.orphan_bytes += length;
             }

@@ -32,6 +32,10 @@ impl Bits {
         new
     }
 
+    fn clear(&mut self, at: usize) {
+        self.0[at / 64] &= !(1 << (at % 64));
+    }
+
     fn count(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
@@ -47,7 +51,7 @@ pub(crate) struct PackMarks {
     end: u64,
     objects: usize,
     alive: Bits,
-    /// Nodes below which everything is marked too.
+    /// Nodes below which everything is marked too; and once all is marked, what was visited since [`Marker::begin_visits`].
     walked: Bits,
 }
 
@@ -73,6 +77,10 @@ impl PackMarks {
 
     pub fn is_alive(&self, number: usize) -> bool {
         self.alive.get(number)
+    }
+
+    pub fn is_visited(&self, number: usize) -> bool {
+        self.walked.get(number)
     }
 
     pub fn objects(&self) -> usize {
@@ -216,6 +224,35 @@ impl<'a> Marker<'a> {
             }
         }
         Ok(())
+    }
+
+    /// From now on nothing was visited; and nothing more is marked, since that is told by the same bits.
+    pub fn begin_visits(&mut self) {
+        self.packs.values_mut().for_each(|marks| marks.walked.0.fill(0));
+        self.elsewhere.clear();
+    }
+
+    /// Where an object lies, if this is the first visit to it.
+    pub fn visit(&mut self, read: &RoTxn<'_>, kind: Kind, name: &[u8; 32]) -> Result<Option<Location>> {
+        let index = &self.store.0.index;
+        let at = index.get(read, index.of_kind(kind), name)?.as_deref().and_then(Location::decode);
+        let Some(at @ Location::Pack { pack, offset, place, .. }) = at else { return Ok(None) };
+        let found = self.packs.get_mut(&pack).and_then(|marks| marks.number(offset, place).map(|number| (marks, number)));
+        let is_first = match found {
+            Some((marks, number)) => marks.walked.set(number),
+            None => kind == Kind::Nodes && self.elsewhere.insert(at),
+        };
+        Ok(is_first.then_some(at))
+    }
+
+    /// As if it had not been visited.
+    pub fn forget_visit(&mut self, at: &Location) {
+        let Location::Pack { pack, offset, place, .. } = *at else { return };
+        if let Some(marks) = self.packs.get_mut(&pack)
+            && let Some(number) = marks.number(offset, place)
+        {
+            marks.walked.clear(number);
+        }
     }
 
     /// Marks an object as alive. With `walk`, true if what is below it has yet to be marked.

@@ -17,7 +17,7 @@ use crate::{
     secret::Secret,
     table::{self, Loaded, Nodes},
 };
-use fermata_types::{BlobName, ImageId, NodeName, PageBuf, PageName, PageNumber, Root, ZERO_PAGE};
+use fermata_types::{BlobName, ImageId, NodeName, PackId, PageBuf, PageName, PageNumber, Root, ZERO_PAGE};
 use std::{
     collections::HashMap,
     fmt::Display,
@@ -312,6 +312,21 @@ impl Inner {
     /// A pack that is to be written.
     pub fn new_pack(&self) -> Result<PackBuilder> {
         PackBuilder::new(self.medium.clone(), &self.path.join("tmp"), &self.sealing)
+    }
+
+    /// Removes the file of a pack that the index does not name. True if it did.
+    pub fn remove_unnamed(&self, path: &Path, id: &PackId) -> Result<bool> {
+        // Under the lock of the index, where commits look whether their pack is still there.
+        self.index.write(|write| {
+            if self.index.has(write, &self.index.pack_numbers, id.as_bytes())? {
+                return Ok(false);
+            }
+            match self.medium.remove(path) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+                Err(error) => Err(Error::io("remove", path)(error)),
+                Ok(()) => Ok(true),
+            }
+        })
     }
 
     pub fn locate_page(&self, read: &heed::RoTxn<'_>, name: &PageName) -> Result<Location> {

@@ -336,8 +336,8 @@ impl Writer {
                 // Others see it already. Parts that were told that it was dropped would owe to the next one what this one has, upon another base.
                 Ok(true) if entered => tracing::warn!("checkpoint {} is permanent, though its commit failed: {error}", id.short()),
                 Ok(false) => {
-                    // Nothing names this pack, and on a full disk its space is needed.
-                    let _ = inner.medium.remove(&published.path);
+                    // On a full disk its space is needed. Another process that pulls the same checkpoint at the same time may have made the very same pack, and entered it.
+                    let _ = inner.remove_unnamed(&published.path, &published.id);
                     return Err(error);
                 }
                 Ok(true) | Err(_) => return Err(error),

@@ -7,7 +7,10 @@ use crate::{
     tests::{open, open_on},
 };
 use fermata_types::{PAGE_SIZE, PageNumber, PartKind, PartState, Root};
-use std::sync::{Arc, Mutex};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex},
+};
 
 const ALL: CollectOptions = CollectOptions { rewrite_below: 100, wait: true, dry_run: false };
 

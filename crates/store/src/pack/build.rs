@@ -9,6 +9,7 @@ use crate::{
     Error, Result,
     cipher::Sealing,
     files::{Medium, TempFile},
+    hash,
 };
 use crc32fast::Hasher;
 use fermata_types::{BlobName, CheckpointId, NodeName, PAGE_SIZE, PackId, PageBuf, PageName};
@@ -121,6 +122,14 @@ impl PackBuilder {
 
     /// Ends the pack as it is, makes it durable and gives it its place below `shelf`.
     pub fn seal(mut self, shelf: &Shelf) -> Result<Published> {
+        self.flush()?;
+        // A checkpoint that comes from a remote again may make the very pack that it made before, and so may a collection that puts the same things together: but a
+        // pack that is there may be about to be removed, by its name.
+        let mut times = 0u64;
+        while shelf.place(&hash::contents(&self.contents.encode())).exists() {
+            times += 1;
+            self.add_blob(&hash::blob(&times.to_le_bytes()), &times.to_le_bytes())?;
+        }
         let id = self.end()?;
         let path = shelf.place(&id);
         self.file.place(&path)?;

@@ -11,6 +11,7 @@ mod housekeeping;
 mod images;
 mod index_damage;
 mod model;
+mod order;
 mod processes;
 mod read_only;
 mod refs;
