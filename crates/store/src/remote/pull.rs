@@ -7,15 +7,14 @@ use super::{
     shelf::{Fetched, Shelf},
 };
 use crate::{
-    Error, Progress, Record, Result, Store, Writer,
+    Progress, Record, Result, Store, Writer,
     collect::Turn,
-    error::Named,
     hash,
     hold::Presence,
     pack,
     refs::parent_of_removed,
     removed,
-    table::{Nodes as _, NodesMut as _},
+    table::{Nodes as _, NodesMut as _, top_level},
 };
 use fermata_types::{BlobName, CheckpointId, ImageId, NodeName, PageBuf, PageName, Root, ZERO_PAGE};
 use std::{
@@ -285,7 +284,7 @@ impl Pull<'_> {
         let mut seen = HashSet::new();
         for root in wanted.roots() {
             if let Some(node) = root.node {
-                self.below(&node, &writer, &mut seen, &mut nodes)?;
+                self.below(&node, top_level(root)?, &writer, &mut seen, &mut nodes)?;
             }
         }
         for name in &nodes {
@@ -306,19 +305,18 @@ impl Pull<'_> {
     }
 
     /// The nodes below this one that the store lacks, each after those below it.
-    fn below(&self, name: &NodeName, writer: &Writer, seen: &mut HashSet<Name>, nodes: &mut Vec<NodeName>) -> Result<()> {
+    fn below(&mut self, name: &NodeName, level: u8, writer: &Writer, seen: &mut HashSet<Name>, nodes: &mut Vec<NodeName>) -> Result<()> {
         if !seen.insert(name.0) || writer.node_is_known(name)? {
             return Ok(());
         }
-        // What was here when it was looked for stays, and the rest was fetched.
-        let Some(fetched) = self.shelf.nodes.get(name) else {
-            return Err(Error::missing(
-                Named("node", name.as_bytes()).to_string(),
-                "it was here a moment ago: verify the store, then pull again",
-            ));
-        };
-        if fetched.node.level > 0 {
-            fetched.node.iter().try_for_each(|(_, entry)| self.below(&NodeName(entry), writer, seen, nodes))?;
+        if !self.shelf.nodes.contains_key(name) {
+            // It was here when it was looked for, of a checkpoint that was removed, and since then a collection has hidden it.
+            let fetched = self.shelf.node(name, level)?;
+            self.shelf.nodes.insert(*name, fetched);
+        }
+        let node = self.shelf.nodes[name].node.clone();
+        if level > 0 {
+            node.iter().try_for_each(|(_, entry)| self.below(&NodeName(entry), level - 1, writer, seen, nodes))?;
         }
         nodes.push(*name);
         Ok(())

@@ -20,10 +20,10 @@ use crate::{
     store::PACKS_CACHED,
     table::{Loaded, Nodes, top_level},
 };
-use fermata_types::{BlobName, NodeName, PageBuf, PageName, Root, ZERO_PAGE};
+use fermata_types::{BlobName, NodeName, PackId, PageBuf, PageName, Root, ZERO_PAGE};
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
-    fs,
+    fs, io,
     sync::Arc,
 };
 
@@ -34,6 +34,14 @@ const PACK_MAX: u64 = BLOB_MAX as u64 + (256 << 20);
 
 /// Frames that are kept: a node and its base lie in different ones, and their neighbours likewise.
 const FRAMES: usize = 8;
+
+/// How often in a row somebody else may clear away what was fetched.
+const CLEARED_MAX: u32 = 8;
+
+/// Whether something is gone that was here: another process that pulled into this store, or pruned with it, has come to its end, and cleared all away.
+fn is_cleared(error: &Error) -> bool {
+    matches!(error, Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+}
 
 /// A node that came, and the base that it was sent as a delta to.
 #[derive(Clone)]
@@ -217,14 +225,24 @@ impl<'a> Shelf<'a> {
 
     /// Fetches a pack, if it was not fetched before; says how many bytes had to be fetched.
     fn fetch_pack(&self, pack: u32) -> Result<u64> {
+        for _ in 0..CLEARED_MAX {
+            match self.fetch_once(pack) {
+                Err(error) if is_cleared(&error) => {}
+                fetched => return fetched,
+            }
+        }
+        self.fetch_once(pack)
+    }
+
+    fn fetch_once(&self, pack: u32) -> Result<u64> {
         let pack = &self.catalog().packs[pack as usize];
         let path = self.incoming.place(&pack.id);
         let read = || PackFile::open(&self.incoming, &pack.id)?.contents(&pack.id);
         if path.exists() {
-            match read() {
-                Ok(_) => return Ok(0),
-                // Torn when it was fetched.
-                Err(Error::Corrupt { .. }) => {}
+            match self.is_whole(&pack.id) {
+                Ok(true) => return Ok(0),
+                // The power failed behind its fetching, or something else has torn it since.
+                Ok(false) | Err(Error::Corrupt { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -249,12 +267,31 @@ impl<'a> Shelf<'a> {
         Ok(pack.length)
     }
 
+    /// Whether a pack that was fetched before is all there, to its last byte: nothing had it synced, so any part of it may be missing after a crash of the host.
+    fn is_whole(&self, id: &PackId) -> Result<bool> {
+        let file = PackFile::open(&self.incoming, id)?;
+        file.contents(id)?;
+        Ok(match file.sum()? {
+            Some(sum) => file.sum_from(0, crc32fast::Hasher::new())? == sum,
+            // Of a version without a checksum: it is fetched again.
+            None => false,
+        })
+    }
+
     /// A pack that is here.
     fn pack(&self, pack: u32) -> Result<Arc<PackFile>> {
         if let Some(file) = self.open.get(&pack) {
             return Ok(file);
         }
-        let file = Arc::new(PackFile::open(&self.incoming, &self.catalog().packs[pack as usize].id)?);
+        let open = || PackFile::open(&self.incoming, &self.catalog().packs[pack as usize].id);
+        let file = match open() {
+            Err(error) if is_cleared(&error) => {
+                self.fetch_pack(pack)?;
+                open()
+            }
+            opened => opened,
+        };
+        let file = Arc::new(file?);
         self.open.insert(pack, file.clone());
         Ok(file)
     }
