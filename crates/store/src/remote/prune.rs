@@ -127,6 +127,13 @@ struct Live {
     images: BTreeMap<ImageId, String>,
 }
 
+/// A push that is waited for: what it said last, for how many looks that has been so, and after how many it is taken for dead.
+struct Awaited {
+    text: Vec<u8>,
+    looks: u32,
+    patience: u32,
+}
+
 struct Prune<'a> {
     shelf: Shelf<'a>,
     remote: &'a dyn Remote,
@@ -195,7 +202,8 @@ impl Prune<'_> {
             let named = name.split_once('/').and_then(|(experiment, id)| Some((unescape(experiment)?, id.parse().ok()?)));
             // What else lies there is none of ours.
             let Some((experiment, id)): Option<(String, CheckpointId)> = named else { continue };
-            if !self.options.checkpoints.get(&experiment).is_some_and(|gone| gone.contains(&id)) {
+            // What is there again though it was removed somebody has just pushed: it is to be whole.
+            if !self.options.dry_run || !self.options.checkpoints.get(&experiment).is_some_and(|gone| gone.contains(&id)) {
                 records.push(record(self.remote, &experiment, &id)?.0);
             }
         }
@@ -332,25 +340,33 @@ impl Prune<'_> {
 
     /// Waits until those who pushed when it was announced what goes have ended, or are dead.
     fn wait(&mut self, claim: &mut Claim<'_>, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
-        let mut awaited: BTreeMap<_, _> = lease::pushes(self.remote)?.into_iter().map(|(name, text)| (name, (text, 0))).collect();
-        let total = awaited.len() as u64;
+        let mut awaited = BTreeMap::new();
+        let patience = self.options.looks;
+        awaited.extend(lease::pushes(self.remote)?.into_iter().map(|(name, text)| (name, Awaited { text, looks: 0, patience })));
+        let mut total = awaited.len() as u64;
         while !awaited.is_empty() {
             progress(CopyStage::Wait, Progress { done: total - awaited.len() as u64, total });
-            let silent: Vec<_> =
-                awaited.iter().filter(|(_, (_, looks))| *looks >= self.options.looks).map(|(name, _)| name.clone()).collect();
-            if let Some(name) = silent.first() {
-                if self.options.looks > 0 {
-                    // All that one sends is lost that is taken for dead while it lives.
-                    return Err(Error::refused(
-                        format!("a push to {} has given no sign of life for long: its lease is pushes/{name}", self.remote),
-                        "where you know that it is dead, --no-wait goes on without it; nothing that is needed was removed",
-                    ));
-                }
-                claim.announce(Going { dead: silent.iter().cloned().collect(), ..Going::default() })?;
-                for name in silent {
+            let silent: BTreeMap<_, _> =
+                awaited.iter().filter(|(_, push)| push.looks >= push.patience).map(|(name, push)| (name.clone(), push.patience)).collect();
+            if let Some((name, _)) = silent.iter().find(|(_, patience)| **patience > 0) {
+                // All that one sends is lost that is taken for dead while it lives.
+                return Err(Error::refused(
+                    format!("a push to {} has given no sign of life for long: its lease is pushes/{name}", self.remote),
+                    "where you know that it is dead, --no-wait goes on without it; nothing that is needed was removed",
+                ));
+            }
+            if !silent.is_empty() {
+                claim.announce(Going { dead: silent.keys().cloned().collect(), ..Going::default() })?;
+                for name in silent.into_keys() {
                     lease::break_lease(self.remote, &name)?;
                     awaited.remove(&name);
                     self.told.dead_pushes += 1;
+                }
+                // Whoever began before that was announced may count on what those had sent. Nobody has said that these are dead.
+                let patience = PruneOptions::default().looks;
+                for (name, text) in lease::pushes(self.remote)? {
+                    total += u64::from(!awaited.contains_key(&name));
+                    awaited.entry(name).or_insert(Awaited { text, looks: 0, patience });
                 }
             }
             if awaited.is_empty() {
@@ -360,10 +376,10 @@ impl Prune<'_> {
             let mut now: BTreeMap<_, _> = lease::pushes(self.remote)?.into_iter().collect();
             awaited = awaited
                 .into_iter()
-                .filter_map(|(name, (before, looks))| {
+                .filter_map(|(name, push)| {
                     let text = now.remove(&name)?;
-                    let looks = if text == before { looks + 1 } else { 0 };
-                    Some((name, (text, looks)))
+                    let looks = if text == push.text { push.looks + 1 } else { 0 };
+                    Some((name, Awaited { text, looks, ..push }))
                 })
                 .collect();
         }
