@@ -31,6 +31,7 @@ use object_store::{
 use peer::Peer;
 use std::{
     fmt, fs, io,
+    os::unix::fs::OpenOptionsExt as _,
     path::Path,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -48,6 +49,8 @@ const STALLED_SOON: Duration = Duration::from_secs(5);
 const SLOWEST: u64 = 16 << 10;
 /// What is sent at once to object storage, or where there is a limit: the least that S3 takes as a part.
 const PART: usize = 5 << 20;
+/// In a directory: what is to become an object that is swapped, under the lock.
+const SWAPPING: &str = "swapping";
 /// What is no larger is sent in time on any line.
 const SMALL: usize = 64 << 10;
 
@@ -153,7 +156,7 @@ impl Connection {
     /// The same for whoever puts something there.
     fn made_place(&self) -> io::Result<&Arc<dyn ObjectStore>> {
         if let (None, Address::Directory(path)) = (self.place.get(), &self.address) {
-            fs::create_dir_all(path)?;
+            make_directories(path)?;
         }
         self.place()?.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
@@ -212,7 +215,7 @@ impl Connection {
 
     /// Whether it was as it should be, and is changed now. Directories have no such request: whoever changes a ref of one holds a lock meanwhile.
     fn swap_file(directory: &Path, object: &str, before: Option<&[u8]>, bytes: &[u8]) -> io::Result<bool> {
-        fs::create_dir_all(directory)?;
+        make_directories(directory)?;
         let lock = fs::OpenOptions::new().write(true).create(true).truncate(false).open(directory.join("lock"))?;
         lock.lock()?;
         let path = directory.join(object);
@@ -224,11 +227,18 @@ impl Connection {
             return Ok(false);
         }
         let parent = path.parent().expect("it lies in the directory");
-        fs::create_dir_all(parent)?;
-        let mut temp = tempfile::NamedTempFile::new_in(parent)?;
-        io::Write::write_all(&mut temp, bytes)?;
-        temp.as_file().sync_all()?;
-        temp.persist(&path)?;
+        make_directories(parent)?;
+        // Not beside the object: who lists what lies there would take for an object what somebody left who died here. And anew, for after a crash what lay here
+        // may have got its other name all the same.
+        let fresh = directory.join(SWAPPING);
+        match fs::remove_file(&fresh) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+        io::Write::write_all(&mut file, bytes)?;
+        file.sync_all()?;
+        fs::rename(&fresh, &path)?;
         fs::File::open(parent)?.sync_all()?;
         Ok(true)
     }
@@ -324,6 +334,21 @@ impl Remote for Connection {
             }
         })
     }
+}
+
+/// Makes a directory and all above it, durably: a crash of the host must not take away what is put there.
+fn make_directories(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    make_directories(parent)?;
+    match fs::create_dir(path) {
+        // Somebody else was faster, and may not have come to the next line.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
+        made => made?,
+    }
+    fs::File::open(parent)?.sync_all()
 }
 
 /// What went wrong, with all of its causes: the innermost says most.
