@@ -18,7 +18,13 @@ mod in_order;
 mod rewrite;
 
 use crate::{
-    Error, Progress, Result, Store, files, hash, hold::Present, index::Location, mark::Marker, node::Stored, pack::Kind, rebuild::entries,
+    Error, Progress, Result, Store, files, hash,
+    hold::Present,
+    index::Location,
+    mark::Marker,
+    node::Stored,
+    pack::{Kind, TOLD_APART_BYTES},
+    rebuild::entries,
     removed,
 };
 use fermata_types::{CheckpointId, PackId};
@@ -273,7 +279,7 @@ impl<'a> Collection<'a> {
             let is_low = bytes_alive * 100 < marks.bytes() * u64::from(self.options.rewrite_below) || self.options.rewrite_below >= 100;
             let fate = match alive {
                 0 => Fate::Remove,
-                _ if is_low => Fate::Rewrite,
+                _ if is_low && marks.bytes() - bytes_alive > TOLD_APART_BYTES => Fate::Rewrite,
                 _ => Fate::Keep,
             };
             if fate == Fate::Keep {

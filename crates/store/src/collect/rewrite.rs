@@ -17,11 +17,11 @@ use fermata_types::{BlobName, CheckpointId, NodeName, PAGE_SIZE, PageBuf, PageNa
 /// A pack of rewritten objects is ended when it is this long.
 const REWRITTEN_BYTES: u64 = 256 << 20;
 /// And when it has so many: their names are in memory, and pages may be compressed to a few bytes.
-const REWRITTEN_OBJECTS: usize = 1 << 18;
+const REWRITTEN_OBJECTS: usize = 1 << 17;
 /// Bytes that are alive in packs that are taken together: they are twice on the disk for a while.
 const TOGETHER_BYTES: u64 = 1 << 30;
-/// Pages that are copied at once: 16 MiB. Few in tests, so that they are not all there are.
-const AT_ONCE: usize = if cfg!(test) { 24 } else { 4096 };
+/// Pages that are copied at once: 8 MiB. Few in tests, so that they are not all there are.
+const AT_ONCE: usize = if cfg!(test) { 24 } else { 2048 };
 
 /// Pages on their way into new packs, in the order in which these are to have them.
 struct Ordered<'p> {

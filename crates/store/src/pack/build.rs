@@ -16,7 +16,11 @@ use fermata_types::{BlobName, CheckpointId, NodeName, PAGE_SIZE, PackId, PageBuf
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
 };
+
+/// What tells a pack from another of the same contents takes no more in it: one blob, which nobody names.
+pub(crate) const TOLD_APART_BYTES: u64 = 64;
 
 /// A pack being written.
 pub(crate) struct PackBuilder {
@@ -124,11 +128,10 @@ impl PackBuilder {
     pub fn seal(mut self, shelf: &Shelf) -> Result<Published> {
         self.flush()?;
         // A checkpoint that comes from a remote again may make the very pack that it made before, and so may a collection that puts the same things together: but a
-        // pack that is there may be about to be removed, by its name.
-        let mut times = 0u64;
+        // pack that is there may be about to be removed, by its name. The time makes another one of it, whose number of writes depends on nothing that was left before.
         while shelf.place(&hash::contents(&self.contents.encode())).exists() {
-            times += 1;
-            self.add_blob(&hash::blob(&times.to_le_bytes()), &times.to_le_bytes())?;
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos()).to_le_bytes();
+            self.add_blob(&hash::blob(&now), &now)?;
         }
         let id = self.end()?;
         let path = shelf.place(&id);

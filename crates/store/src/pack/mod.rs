@@ -12,7 +12,7 @@ pub(crate) mod frame;
 pub(crate) mod read;
 pub(crate) mod shelf;
 
-pub(crate) use build::{PackBuilder, Published};
+pub(crate) use build::{PackBuilder, Published, TOLD_APART_BYTES};
 pub(crate) use frame::{Frame, Kind};
 pub(crate) use read::{PackFile, unpack};
 pub(crate) use shelf::Shelf;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    CollectOptions, Encryption, Progress, Removal, Secret, VerifyOptions,
+    CollectOptions, CollectStage, Encryption, Progress, Removal, Secret, VerifyOptions,
     tests::{Failing, grow, is_encrypted, open, open_on, page, record},
 };
 use fermata_types::{PAGE_SIZE, PageName, Root, ZERO_PAGE};
@@ -454,6 +454,59 @@ fn a_pull_may_fail_at_any_step_of_the_disk() {
     }
 }
 
+/// What a pull has fetched is not synced: when the power fails, any part of it may be gone, whatever its length says. It is fetched again.
+#[test]
+fn a_pull_goes_on_from_what_a_crash_left_of_its_packs() {
+    let (here, place) = (tempfile::tempdir().unwrap(), Place::new());
+    let from = store(here.path());
+    let ids = history(&from, 2);
+    push(&from, &place, &ids[..1]).unwrap();
+    push(&from, &place, &ids).unwrap();
+    let mut fetched = Vec::new();
+    let mut note = |to: &Store| {
+        let incoming = to.path().join("remotes/incoming");
+        for directory in crate::rebuild::entries(&incoming).unwrap() {
+            fetched.extend(crate::rebuild::entries(&directory).unwrap().into_iter().map(|path| (path.clone(), fs::read(path).unwrap())));
+        }
+    };
+    let there = tempfile::tempdir().unwrap();
+    let to = store(there.path());
+    let mut is_noted = false;
+    to.pull(&place, "lab", &ids, &PullOptions::default(), &mut |stage, _| {
+        if stage == CopyStage::Enter && !std::mem::replace(&mut is_noted, true) {
+            note(&to);
+        }
+    })
+    .unwrap();
+    assert!(fetched.len() > 2, "{} packs", fetched.len());
+    for nth in 0..fetched.len() {
+        for damage in 0..4 {
+            let there = tempfile::tempdir().unwrap();
+            let again = store(there.path());
+            for (at, (path, bytes)) in fetched.iter().enumerate() {
+                let path = there.path().join(path.strip_prefix(to.path()).unwrap());
+                let mut bytes = bytes.clone();
+                match damage {
+                    _ if at != nth => {}
+                    0 => bytes.clear(),
+                    1 => bytes.truncate(bytes.len() / 2),
+                    2 => bytes.fill(0),
+                    // The beginning and the end are there.
+                    _ => {
+                        let middle = bytes.len() / 4..bytes.len() / 3;
+                        bytes[middle].fill(0);
+                    }
+                }
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, bytes).unwrap();
+            }
+            let pulled = pull(&again, &place, &ids).unwrap_or_else(|error| panic!("pack {nth}, damage {damage}: {error}"));
+            assert_eq!((pulled.checkpoints, pulled.packs), (2, 1), "pack {nth}, damage {damage}");
+            assert_whole(&again);
+        }
+    }
+}
+
 /// A flipped bit anywhere in what a remote has, and an object that is cut off, are found before anything is entered.
 #[test]
 fn a_remote_that_lies_is_found_out() {
@@ -574,6 +627,73 @@ fn what_was_removed_comes_back_for_good() {
     let from = store(here.path());
     assert_eq!(from.records().unwrap().len(), 3);
     assert_whole(&from);
+}
+
+/// What a removed checkpoint left is counted on, and needs not travel. When a collection hides it before it is entered, it is fetched after all.
+#[test]
+fn what_a_collection_hides_during_a_pull_is_fetched() {
+    let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+    let (from, to) = (store(here.path()), store(there.path()));
+    let ids = history(&from, 1);
+    let fork = prune::fork(&from, ids[0]);
+    push(&from, &place, &[ids[0], fork]).unwrap();
+    pull(&to, &place, &ids).unwrap();
+    to.remove(&Removal { checkpoints: ids, ..Removal::default() }).unwrap();
+    let mut waiting_for = 0;
+    to.pull(&place, "lab", &[fork], &PullOptions::default(), &mut |stage, _| {
+        if stage == CopyStage::Enter {
+            let options = CollectOptions { rewrite_below: 100, wait: false, dry_run: false };
+            waiting_for = to.collect(&options, &mut |_, _| {}).unwrap().waiting_for;
+        }
+    })
+    .unwrap();
+    assert_eq!(waiting_for, 1);
+    to.collect(&CollectOptions::default(), &mut |_, _| {}).unwrap();
+    assert_whole(&to);
+    assert_eq!(pages(&to, &fork), pages(&from, &fork));
+}
+
+/// The pack that a pull makes is the same each time. A collection that is about to remove the first one does not take the second one for it.
+#[test]
+fn what_comes_again_while_its_first_pack_goes_stays() {
+    let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+    let (from, to) = (store(here.path()), store(there.path()));
+    let ids = history(&from, 1);
+    push(&from, &place, &ids).unwrap();
+    for stage in [CollectStage::Wait, CollectStage::Remove] {
+        pull(&to, &place, &ids).unwrap();
+        to.remove(&Removal { checkpoints: ids.clone(), ..Removal::default() }).unwrap();
+        let mut awaited = Some(to.writer().unwrap());
+        let mut comes = true;
+        let told = thread::scope(|scope| {
+            to.collect(&CollectOptions::default(), &mut |at, _| {
+                if at == stage && std::mem::take(&mut comes) {
+                    // It waits for this collection once it has entered all.
+                    let pulling = scope.spawn(|| pull(&to, &place, &ids).unwrap());
+                    while to.record(&ids[0]).is_err() && !pulling.is_finished() {
+                        thread::yield_now();
+                    }
+                }
+                if at == CollectStage::Wait {
+                    awaited.take();
+                }
+            })
+        });
+        let told = told.unwrap();
+        assert!(told.damaged.is_empty() && !comes, "{told:?}");
+        assert_whole(&to);
+        assert_eq!((to.records().unwrap().len(), pages(&to, &ids[0])), (1, pages(&from, &ids[0])));
+        to.remove(&Removal { checkpoints: ids.clone(), ..Removal::default() }).unwrap();
+        to.collect(&CollectOptions::default(), &mut |_, _| {}).unwrap();
+        assert_eq!(
+            crate::rebuild::entries(&to.path().join("packs"))
+                .unwrap()
+                .iter()
+                .flat_map(|path| crate::rebuild::entries(path).unwrap())
+                .count(),
+            0
+        );
+    }
 }
 
 #[test]

@@ -204,6 +204,31 @@ fn somebody_may_push_at_any_step_of_a_prune() {
     }
 }
 
+/// Another host pushes the very checkpoints that are removed, between any two steps of that: they are there as a whole afterwards, or not at all.
+#[test]
+fn what_is_removed_may_be_pushed_again_at_any_step_of_that() {
+    let (here, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let from = store(here.path());
+    let ids = history(&from, 4);
+    let other = store(elsewhere.path());
+    let mut back = 0;
+    for steps in 0.. {
+        let place = Arc::new(Place::new());
+        ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+        let (again, there, all) = (from.clone(), place.clone(), ids.clone());
+        place.after(steps, move || _ = push(&again, &there, &all).unwrap());
+        let pruned = prune(&other, &place, &ids[..2]);
+        let is_over = place.meanwhile.lock().unwrap().take().is_some();
+        assert!(pruned.is_ok(), "after {steps} steps: {pruned:?}");
+        assert_all_whole(&place, &from, &format!("after {steps} steps"));
+        back += u32::from(from.remote_checkpoints(&*place, "lab").unwrap().len() > 2);
+        if is_over {
+            assert!(steps > 30 && back > 10, "{steps} steps, {back} times back");
+            return;
+        }
+    }
+}
+
 /// Another host removes, from beginning to end and taking the push for dead, between any two steps of a push. What the push then shows is whole, or it fails.
 #[test]
 fn somebody_may_prune_at_any_step_of_a_push() {
