@@ -43,6 +43,10 @@ enum fermata_tracking {
 #define FERMATA_ONLY_STORES 1u
 /* There are no pointers into the area: it may come back at another address. */
 #define FERMATA_ANYWHERE 2u
+/* fermata_commit_behind returns before what was written is copied: a thread copies, and what is written to again before is copied first. Shorter pauses of large commits, under
+ * FERMATA_PROTECT and FERMATA_EMULATE, and under FERMATA_AUTO with FERMATA_ONLY_STORES; else nothing changes. What is no store of the program's own, to pinned memory, too, is
+ * announced before it is written (fermata_expect_writes), or the commit before may have it. */
+#define FERMATA_COPY_ON_WRITE 4u
 
 /* Opens the area of this name as it was at its last commit; a new one, all zero, if there is none. `store` is a directory; NULL: $FERMATA_STORE, or the
  * user's own store. */

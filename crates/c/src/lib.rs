@@ -21,6 +21,7 @@ use std::{
 
 const ONLY_STORES: c_uint = 1;
 const ANYWHERE: c_uint = 2;
+const COPY_ON_WRITE: c_uint = 4;
 /// In the order of `enum fermata_tracking`.
 const TRACKINGS: [Tracking; 7] = [
     Tracking::Auto,
@@ -109,8 +110,12 @@ pub unsafe extern "C" fn fermata_open(
         if flags & ANYWHERE != 0 {
             options = options.anywhere();
         }
-        if flags & !(ONLY_STORES | ANYWHERE) != 0 {
-            return Err(format!("there are no flags {:#x}", flags & !(ONLY_STORES | ANYWHERE)));
+        if flags & COPY_ON_WRITE != 0 {
+            options = options.copy_on_write();
+        }
+        let unknown = flags & !(ONLY_STORES | ANYWHERE | COPY_ON_WRITE);
+        if unknown != 0 {
+            return Err(format!("there are no flags {unknown:#x}"));
         }
         let opened = CriticalArea::open(&Store::open(&path).map_err(text)?, name, bytes, options).map_err(text)?;
         // SAFETY: as the caller says.

@@ -20,7 +20,9 @@ int main(int argc, char **argv) {
     if (argc != 4)
         errx(2, "usage: counter STORE CYCLES TRACKING");
     fermata_area *area;
-    or_die(fermata_open(argv[1], "counter", 1 << 20, (enum fermata_tracking)atoi(argv[3]), FERMATA_ONLY_STORES, &area));
+    if (fermata_open(argv[1], "counter", 1 << 20, FERMATA_AUTO, 1u << 31, &area) == 0 || !strstr(fermata_error(), "0x80000000"))
+        errx(1, "a flag that is none was taken: %s", fermata_error());
+    or_die(fermata_open(argv[1], "counter", 1 << 20, (enum fermata_tracking)atoi(argv[3]), FERMATA_ONLY_STORES | FERMATA_COPY_ON_WRITE, &area));
     struct node *first = fermata_root(area);
     unsigned long sum = 0, count = 0;
     for (struct node *node = first; node; node = node->next, count++)
@@ -38,8 +40,13 @@ int main(int argc, char **argv) {
             or_die(fermata_commit(area));
         } else {
             fermata_pending *pending;
+            /* The commit has the first, though the second is written while it may not be copied yet: it is undone. */
             or_die(fermata_commit_behind(area, &pending));
+            node->value = 0;
             or_die(fermata_wait(pending));
+            or_die(fermata_roll_back(area));
+            if (node->value != count)
+                errx(1, "the commit has %lu in the place of %lu", node->value, count);
         }
         printf("%lu\n", count);
         fflush(stdout);

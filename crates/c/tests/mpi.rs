@@ -96,13 +96,15 @@ struct Killer {
 
 impl Killer {
     fn work(&self, program: &Path, times: usize) {
-        for _ in 0..times {
+        let mut left = times;
+        while left > 0 {
             thread::sleep(Duration::from_millis(100 + below(700)));
             let pids = self.pids.lock().expect("nobody panics with it");
             if self.over.load(Ordering::SeqCst) {
                 return;
             }
             let Some(pid) = pids.get(below(pids.len().max(1) as u64) as usize) else { continue };
+            left -= 1;
             // `mpirun` may have waited for it, and its number be another's.
             if fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program) {
                 let _ = kill_process(Pid::from_raw(*pid as i32).expect("a process"), Signal::KILL);

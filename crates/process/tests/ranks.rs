@@ -40,7 +40,10 @@ fn a_coordinator() {
     options.resume = true;
     options.mode = env::var(MODE).unwrap().parse().unwrap();
     let outcome = run(Path::new(&store), &options).unwrap();
-    std::fs::write(Path::new(&store).join("outcome"), outcome.answers.concat()).unwrap();
+    // It may be killed in between.
+    let [told, whole] = ["outcome.new", "outcome"].map(|name| Path::new(&store).join(name));
+    std::fs::write(&told, outcome.answers.concat()).unwrap();
+    std::fs::rename(told, whole).unwrap();
 }
 
 fn run(store: &Path, options: &Options) -> Result<Outcome, Error> {
@@ -99,11 +102,15 @@ fn answer_of(program: (&str, &str, &str), outcome: &Outcome) {
 #[test]
 fn every_program_is_right_and_checkpointed() {
     for program in PROGRAMS {
-        let store = tempfile::tempdir().unwrap();
-        let outcome = run(store.path(), &options(&format!("{} {}", program.0, program.1))).unwrap();
-        answer_of(program, &outcome);
-        assert_eq!(outcome.rollbacks, 0, "{}: {outcome:?}", program.0);
-        assert!(!outcome.checkpoints.is_empty(), "{}: {outcome:?}", program.0);
+        let run = || {
+            let store = tempfile::tempdir().unwrap();
+            let outcome = run(store.path(), &options(&format!("{} {}", program.0, program.1))).unwrap();
+            answer_of(program, &outcome);
+            assert_eq!(outcome.rollbacks, 0, "{}: {outcome:?}", program.0);
+            outcome
+        };
+        // One may be done before a checkpoint is.
+        assert!((0..TRIES).any(|_| !run().checkpoints.is_empty()), "{}", program.0);
     }
 }
 
@@ -111,7 +118,10 @@ fn every_program_is_right_and_checkpointed() {
 fn whoever_is_killed_the_answer_is_right() {
     let rounds = if is_long() { 500 } else { 16 };
     let (mut back, mut permanent) = (0, 0);
-    for round in 0..rounds {
+    for round in 0..TRIES * rounds {
+        if round >= rounds && back >= rounds / 4 && permanent >= rounds / 2 {
+            break;
+        }
         let program = PROGRAMS[round % PROGRAMS.len()];
         let store = tempfile::tempdir().unwrap();
         let killer = Killer::start(1 + below(6));
@@ -122,10 +132,10 @@ fn whoever_is_killed_the_answer_is_right() {
             killer.over.store(true, Ordering::SeqCst);
         }
         answer_of(program, &outcome);
-        back += outcome.rollbacks;
+        back += outcome.rollbacks as usize;
         permanent += outcome.checkpoints.len();
     }
-    assert!(back as usize >= rounds / 4, "{back} times back in {rounds} rounds");
+    assert!(back >= rounds / 4, "{back} times back in {rounds} rounds");
     assert!(permanent >= rounds / 2, "{permanent} checkpoints in {rounds} rounds");
 }
 
@@ -194,7 +204,11 @@ fn killed_after(checkpoints: u64, program: (&str, &str, &str), mode: Mode, trans
 #[test]
 fn ranks_by_themselves_go_back_to_what_fits_together() {
     let (mut back, mut dominoes, mut collected) = (0, 0, 0);
-    for program in PROGRAMS {
+    // On a busy host a program may be done before it has taken so many.
+    for (nth, program) in PROGRAMS.into_iter().cycle().take(TRIES * PROGRAMS.len()).enumerate() {
+        if nth >= PROGRAMS.len() && back >= 4 && dominoes > 0 && collected > 0 {
+            break;
+        }
         let store = tempfile::tempdir().unwrap();
         let mut options = options(&format!("{} {}", program.0, program.1));
         options.mode = Mode::Optimistic;
@@ -220,7 +234,6 @@ fn ranks_by_themselves_go_back_to_what_fits_together() {
         let report = Store::open(store.path()).unwrap().verify(&VerifyOptions::default(), &mut |_, _| {}).unwrap();
         assert!(report.damage.is_empty(), "{report:?}");
     }
-    // On a busy host a program may be done before it has taken so many.
     assert!(back >= 4, "{back} times back");
     // Some send messages all the time, and some hardly any.
     assert!(dominoes > 0 && collected > 0, "{dominoes} dominoes, {collected} collected");
@@ -247,7 +260,8 @@ fn whoever_is_killed_of_ranks_by_themselves_the_answer_is_right() {
 
 #[test]
 fn a_run_of_ranks_by_themselves_goes_on_and_leaves_no_garbage() {
-    for (program, keep) in [(PROGRAMS[5], false), (PROGRAMS[6], true)] {
+    // The first hardly talks.
+    for (program, keep) in [(("nqueens", "16", "14772512 ways"), false), (PROGRAMS[6], true)] {
         let store = tempfile::tempdir().unwrap();
         let mut options = options(&format!("{} {}", program.0, program.1));
         (options.mode, options.keep) = (Mode::Optimistic, keep);
@@ -327,6 +341,15 @@ fn a_checkpoint_that_cannot_be_begun_or_kept_is_told_of_with_the_reason() {
     }
 }
 
+/// Whether each thread of a process is stopped.
+fn stands(pid: u32) -> bool {
+    let mut tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    tasks.all(|task| {
+        let stat = std::fs::read_to_string(task.unwrap().path().join("stat"));
+        stat.is_ok_and(|stat| stat.rsplit_once(')').unwrap().1.starts_with(" T"))
+    })
+}
+
 #[test]
 fn a_rank_that_does_not_come_is_named_when_its_checkpoint_is_given_up() {
     let (store, program) = (tempfile::tempdir().unwrap(), PROGRAMS[2]);
@@ -339,8 +362,12 @@ fn a_rank_that_does_not_come_is_named_when_its_checkpoint_is_given_up() {
             stopped = Some(ccn);
             let pid = Pid::from_raw(pids[2] as i32).unwrap();
             kill_process(pid, Signal::STOP).unwrap();
+            // Before it hears of the checkpoint.
+            while !stands(pids[2]) {
+                thread::yield_now();
+            }
             thread::spawn(move || {
-                thread::sleep(Duration::from_millis(3500));
+                thread::sleep(Duration::from_millis(8000));
                 kill_process(pid, Signal::CONT).unwrap();
             });
         }

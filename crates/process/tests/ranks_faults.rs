@@ -5,7 +5,7 @@
 use fermata_linux::clock::wall_ns;
 use fermata_process::ranks::{Aborted, Event, Mode, Outcome, Transport, host};
 use fermata_store::{Store, VerifyOptions};
-use programs::{PROGRAMS, options};
+use programs::options;
 use rustix::{
     net::{Shutdown, shutdown, sockopt},
     process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open},
@@ -28,6 +28,8 @@ const PLACE: &str = "RANKS_TEST_PLACE";
 /// What moves the wall clock.
 const AHEAD: &str = "WALL_CLOCK_AHEAD";
 
+/// A program that is done too soon is begun again, so often at most.
+const TRIES: usize = 10;
 /// For as many checkpoints as are needed.
 const LONG: (&str, &str, &str) = ("grid", "256 8000", "8000 iterations");
 
@@ -129,7 +131,7 @@ fn fill(filler: &Path) {
 #[test]
 fn what_a_store_cannot_tell_is_not_taken_for_gone() {
     // Its ranks hardly talk, so there is something to go back to.
-    let program = ("nqueens", "15", "2279184 ways");
+    let program = ("nqueens", "16", "14772512 ways");
     let directory = tempfile::tempdir().unwrap();
     let (holds, away) = (directory.path().join("store/holds"), directory.path().join("away"));
     let store = Store::open(&directory.path().join("store")).unwrap();
@@ -141,7 +143,7 @@ fn what_a_store_cannot_tell_is_not_taken_for_gone() {
         Event::Started { pids: started, .. } => pids = started,
         Event::Permanent(_) => {
             permanent += 1;
-            if permanent == 8 {
+            if permanent == 4 {
                 before = ids();
                 fs::rename(&holds, &away).unwrap();
                 kill_process(pid_of(pids[1]), Signal::KILL).unwrap();
@@ -151,7 +153,7 @@ fn what_a_store_cannot_tell_is_not_taken_for_gone() {
     });
     let why = outcome.unwrap_err().to_string();
     assert!(why.contains("holds"), "{why}");
-    assert!(before.len() >= 8);
+    assert!(before.len() >= 4);
     assert!(before.is_subset(&ids()));
     fs::rename(&away, &holds).unwrap();
     options.resume = true;
@@ -169,7 +171,8 @@ fn connections(pid: u32) -> Vec<OwnedFd> {
         let Ok(what) = fs::read_link(&path) else { continue };
         if let Some(number) = what.to_str().and_then(|what| what.strip_prefix("socket:[")?.strip_suffix(']')?.parse::<u64>().ok()) {
             let fd = path.file_name().unwrap().to_str().unwrap().parse().unwrap();
-            sockets.insert(number, pidfd_getfd(&process, fd, PidfdGetfdFlags::empty()).unwrap());
+            let Ok(socket) = pidfd_getfd(&process, fd, PidfdGetfdFlags::empty()) else { continue };
+            sockets.insert(number, socket);
         }
     }
     sockets.into_values().filter(|socket| !sockopt::socket_acceptconn(socket).unwrap()).collect()
@@ -179,38 +182,47 @@ fn connections(pid: u32) -> Vec<OwnedFd> {
 #[test]
 fn whichever_connection_is_cut_all_go_back_and_the_answer_is_right() {
     let ways = [(Mode::Consistent, Transport::Unix), (Mode::Consistent, Transport::Tcp), (Mode::Optimistic, Transport::Tcp)];
+    // On a busy host a program may be done before its connections are.
     for (mode, transport) in ways {
-        let program = LONG;
-        let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(directory.path()).unwrap();
-        let mut options = options(&format!("{} {}", program.0, program.1));
-        (options.mode, options.transport) = (mode, transport);
-        let (mut pids, mut cut, mut is_cut, mut why) = (Vec::new(), 0, false, Vec::new());
-        let outcome = host::run(&store, &options, &mut |event| match event {
-            Event::Started { pids: started, .. } => (pids, is_cut) = (started, false),
-            Event::Permanent(_) if !is_cut && cut < 4 => {
-                let connections = connections(pids[1]);
-                assert_eq!(connections.len(), 4);
-                shutdown(&connections[cut], Shutdown::Both).unwrap();
-                (cut, is_cut) = (cut + 1, true);
-            }
-            Event::Back { why: seen, .. } => why.push(seen),
-            _ => {}
-        });
-        let outcome = outcome.unwrap();
-        is_right(program, &outcome);
-        assert_eq!((cut, outcome.rollbacks), (4, 4), "{mode} {transport:?}: {why:?}");
-        let is_clear = |why: &String| ["lost its connection to rank", "hung up", "ended with"].iter().any(|clear| why.contains(clear));
-        assert!(why.iter().all(is_clear), "{why:?}");
-        is_whole(&store);
+        assert!((0..TRIES).any(|_| cut_each_connection(mode, transport)), "{mode} {transport:?}");
     }
+}
+
+/// A program is right at its end, whichever of the connections of a rank were cut. Returns whether all of them were.
+fn cut_each_connection(mode: Mode, transport: Transport) -> bool {
+    let program = LONG;
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let mut options = options(&format!("{} {}", program.0, program.1));
+    (options.mode, options.transport) = (mode, transport);
+    let (mut pids, mut cut, mut is_cut, mut why) = (Vec::new(), 0, false, Vec::new());
+    let outcome = host::run(&store, &options, &mut |event| match event {
+        Event::Started { pids: started, .. } => (pids, is_cut) = (started, false),
+        // By itself another may have one before this rank has all its connections.
+        Event::Permanent(taken) if taken.rank.is_none_or(|rank| rank == 1) && !is_cut && cut < 4 => {
+            let connections = connections(pids[1]);
+            assert_eq!(connections.len(), 4);
+            shutdown(&connections[cut], Shutdown::Both).unwrap();
+            (cut, is_cut) = (cut + 1, true);
+        }
+        Event::Back { why: seen, .. } => why.push(seen),
+        _ => {}
+    });
+    let outcome = outcome.unwrap();
+    is_right(program, &outcome);
+    let is_clear = |why: &String| ["lost its connection to rank", "hung up", "ended with"].iter().any(|clear| why.contains(clear));
+    assert!(why.iter().all(is_clear), "{why:?}");
+    is_whole(&store);
+    // The last may have been cut when all was done.
+    assert!(outcome.rollbacks == cut as u64 || outcome.rollbacks + 1 == cut as u64, "{cut} cut: {why:?}");
+    (cut, outcome.rollbacks) == (4, 4)
 }
 
 /// Each rank in turn stands still in the middle of a checkpoint, and goes on: nobody is taken for dead.
 #[test]
 fn a_rank_that_is_slow_for_a_while_costs_time_and_nothing_else() {
     for mode in [Mode::Consistent, Mode::Blocking, Mode::Optimistic] {
-        let program = PROGRAMS[2];
+        let program = LONG;
         let directory = tempfile::tempdir().unwrap();
         let store = Store::open(directory.path()).unwrap();
         let mut options = options(&format!("{} {}", program.0, program.1));
@@ -220,7 +232,7 @@ fn a_rank_that_is_slow_for_a_while_costs_time_and_nothing_else() {
             Event::Started { pids: started, .. } => pids = started,
             Event::Permanent(_) => {
                 permanent += 1;
-                if slow < 4 && (mode == Mode::Optimistic || permanent % 2 == 0) {
+                if slow < 4 && (mode == Mode::Optimistic || permanent % 2 == 1) {
                     let pid = pid_of(pids[slow]);
                     slow += 1;
                     kill_process(pid, Signal::STOP).unwrap();
@@ -262,7 +274,7 @@ fn a_wall_clock_that_jumps_changes_nothing() {
 
 /// By how much the wall clock jumps, one after the other: it ends years before what was taken first.
 /// From where it is, not from the true time: the coordinator before may have ended after any of them.
-const JUMPS: [i64; 5] = [86_400 * 400, -86_400 * 800, 3600, -5, -86_400 * 600];
+const JUMPS: [i64; 5] = [86_400 * 400, -86_400 * 800, 3600, -50, -86_400 * 600];
 
 /// No test: a coordinator whose clock jumps with each of its first checkpoints. It goes on where another has left.
 #[test]
@@ -297,7 +309,7 @@ fn whose_clock_jumps() {
     assert_eq!((outcome.rollbacks, outcome.aborted), (0, 0), "{outcome:?}");
     if options.mode == Mode::Consistent {
         assert_eq!(began, Some(before));
-        assert!(before > 0 || jumps.next().is_none(), "{outcome:?}");
+        assert!(before > 0 || jumps.len() < JUMPS.len(), "{outcome:?}");
     }
     is_whole(&store);
 }

@@ -147,7 +147,15 @@ impl Area {
 #[pymethods]
 impl Area {
     #[new]
-    fn new(py: Python<'_>, name: String, nbytes: isize, store: Option<PathBuf>, tracking: &str, only_stores: bool) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        name: String,
+        nbytes: isize,
+        store: Option<PathBuf>,
+        tracking: &str,
+        only_stores: bool,
+        copy_on_write: bool,
+    ) -> PyResult<Self> {
         let bytes = usize::try_from(nbytes).ok().filter(|bytes| *bytes > 0);
         let bytes = bytes.ok_or_else(|| PyValueError::new_err(format!("an area cannot have {nbytes} bytes")))?;
         here()?;
@@ -155,6 +163,7 @@ impl Area {
         // Nothing that Python or NumPy keeps in it points into it.
         let options = Options::default().tracking(tracking).anywhere();
         let options = if only_stores { options.only_stores() } else { options };
+        let options = if copy_on_write { options.copy_on_write() } else { options };
         let area = py.detach(|| {
             let path = store.map_or_else(Store::default_path, Ok).map_err(told)?;
             CriticalArea::open(&Store::open(&path).map_err(told)?, &name, bytes, options).map_err(told)

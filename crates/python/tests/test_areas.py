@@ -132,6 +132,23 @@ class Lifetime(Case):
             expected = np.random.default_rng(1).integers(0, 256, 1 << 24, "u1")
             self.assertTrue((area.array(1 << 24, "u1") == expected).all())
 
+    def test_what_is_written_behind_a_commit_is_not_in_it(self):
+        for tracking in "auto", "protect", "emulate":
+            self.with_tracking(tracking)
+            options = {"tracking": tracking, "only_stores": True, "copy_on_write": True}
+            with self.area(tracking, 1 << 22, **options) as area:
+                array = area.array(1 << 22, "u1")
+                for n in range(1, 6):
+                    array[:] = n
+                    commit = area.commit_behind()
+                    # Most of it is not copied yet.
+                    array[::4096] = 255
+                    area.roll_back()
+                    self.assertTrue((array == n).all(), (tracking, n))
+                    commit.wait()
+            with self.area(tracking, 1 << 22, **options) as area:
+                self.assertTrue((area.array(1 << 22, "u1") == 5).all(), tracking)
+
     def test_a_program_that_ends_tells_of_a_commit_that_failed(self):
         program = """if True:
             import resource, sys, fermata, numpy
@@ -357,8 +374,8 @@ class Threads(Case):
         try:
             for seed in range(2):
                 array[:] = np.random.default_rng(seed).integers(0, 256, array.size, "u1")
-                wait = area.commit_behind().wait if seed == 0 else area.commit
                 before = len(ticks)
+                wait = area.commit_behind().wait if seed == 0 else area.commit
                 wait()
                 self.assertGreater(len(ticks), before + 3)
         finally:

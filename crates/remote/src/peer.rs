@@ -190,14 +190,17 @@ mod tests {
     };
     use wire::GREETING;
 
+    /// For whoever answers, on a busy host and a slow disk, too.
+    const LONG: Duration = Duration::from_secs(20);
+
     /// One who answers as the test wants, each time that somebody dials.
-    fn answered_by(answer: impl Fn(usize, UnixStream) + Send + Sync + Clone + 'static, retries: usize) -> Peer {
+    fn answered_by(answer: impl Fn(usize, UnixStream) + Send + Sync + Clone + 'static, retries: usize, patience: Duration) -> Peer {
         let dialled = AtomicUsize::new(0);
         let dial = move || {
             let (ours, theirs) = UnixStream::pair()?;
             let (answer, time) = (answer.clone(), dialled.fetch_add(1, Ordering::Relaxed));
             thread::spawn(move || answer(time, theirs));
-            Ok(Box::new(Piped::begin(ours, None, Duration::from_millis(300))?) as Box<dyn Line>)
+            Ok(Box::new(Piped::begin(ours, None, patience)?) as Box<dyn Line>)
         };
         Peer::new(String::new(), Box::new(dial), None, retries)
     }
@@ -211,7 +214,7 @@ mod tests {
                 if text.ends_with('.') {
                     let _ = stream.read(&mut [0; 1024]);
                 } else {
-                    thread::sleep(Duration::from_secs(2));
+                    let _ = stream.read_to_end(&mut Vec::new());
                 }
             }
         };
@@ -225,7 +228,8 @@ mod tests {
             ("fermata peer 1\n\"swapped\"\n", "invalid type"),
             ("fermata peer 1\n\"done\"\n", "was not asked for"),
         ] {
-            let error = answered_by(says(text), 0).get("a", 2).expect_err(text).to_string();
+            let patience = if told == "does not answer" { Duration::from_millis(300) } else { LONG };
+            let error = answered_by(says(text), 0, patience).get("a", 2).expect_err(text).to_string();
             assert!(error.contains(told), "{text:?}: {error}");
         }
     }
@@ -241,10 +245,10 @@ mod tests {
                 let _ = (&stream).write_all(GREETING.as_bytes());
             }
         };
-        answered_by(third.clone(), 2).put("a", b"abc".to_vec()).unwrap();
+        answered_by(third.clone(), 2, LONG).put("a", b"abc".to_vec()).unwrap();
         assert_eq!(std::fs::read(directory.path().join("a")).unwrap(), b"abc");
-        answered_by(third.clone(), 1).put("a", b"abc".to_vec()).unwrap_err();
-        answered_by(third, 2).swap("a", Some(b"abc"), b"def".to_vec()).unwrap_err();
+        answered_by(third.clone(), 1, LONG).put("a", b"abc".to_vec()).unwrap_err();
+        answered_by(third, 2, LONG).swap("a", Some(b"abc"), b"def".to_vec()).unwrap_err();
         // Where nobody ever answered nothing is tried again.
         let dialled = Arc::new(AtomicUsize::new(0));
         let count = dialled.clone();
@@ -252,7 +256,7 @@ mod tests {
             count.fetch_add(1, Ordering::Relaxed);
             drop::<UnixStream>(stream);
         };
-        answered_by(silent, 8).get("a", 1).unwrap_err();
+        answered_by(silent, 8, LONG).get("a", 1).unwrap_err();
         assert_eq!(dialled.load(Ordering::Relaxed), 1);
     }
 }

@@ -269,6 +269,10 @@ fn create(store: &Path, path: &Path, medium: &dyn Medium, birth: Option<&Birth<'
     let ours: &[&[u8]] = if birth.is_some() { &[b"format", b"keys"] } else { &[b"format"] };
     let is_ours = |name: &[u8]| ours.iter().any(|prefix| name.starts_with(prefix));
     if entries.filter_map(io::Result::ok).any(|entry| !is_ours(entry.file_name().as_encoded_bytes())) {
+        if path.exists() {
+            // Somebody else has made it meanwhile.
+            return Ok(());
+        }
         return Err(Error::refused(
             format!("{} is not empty and no store", store.display()),
             "choose another directory for the store with FERMATA_STORE, or empty this one",

@@ -25,6 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const LOOK: Duration = Duration::from_millis(20);
 /// Between two looks that take a process each, beside a guest that is measured.
 const RARE_LOOK: Duration = Duration::from_millis(500);
+/// What is written in a cycle.
+const CYCLE_MIB: usize = 275;
+const SHORT_CYCLE_MIB: usize = 32;
 /// What the guest copies at once, and how much of its disk it copies round and round.
 const COPY_MIB: u32 = 4;
 const COPIED_MIB: u32 = 32;
@@ -79,7 +82,7 @@ fn status(cli: &Cli) -> Value {
 
 /// Four cycles, each with as much that is new.
 fn cycles(report: &mut Report) {
-    let (cycles, mib) = pick((4, 275), (2, 32));
+    let (cycles, mib) = pick((4, CYCLE_MIB), (2, SHORT_CYCLE_MIB));
     let cli = scene();
     let (mut out, mut stopped, mut lazy, mut complete, mut eager) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for cycle in 0..cycles {
@@ -125,9 +128,7 @@ fn cycles(report: &mut Report) {
 fn slowdown(report: &mut Report) {
     let (rounds, window) = pick((3, Duration::from_secs(20)), (1, Duration::from_secs(4)));
     let cli = scene();
-    let size = pick(512, 64);
-    // So much is there to be fetched besides what it copies.
-    cli.shell("m1", &format!("dd if=/dev/urandom of=/dev/vda bs=1M count={size} seek={COPIED_MIB} oflag=direct 2>&1"));
+    let size = pick(CYCLE_MIB, SHORT_CYCLE_MIB);
     let script = format!(
         "dd if=/dev/urandom of=/dev/vda bs=1M count={COPIED_MIB} oflag=direct 2>/dev/null; n=0; while :; do at=$((n % {COPIED_MIB})); \
          dd if=/dev/vda of=/dev/vda bs=1M count={COPY_MIB} skip=$at seek=$((at + 2048)) iflag=direct oflag=direct 2>/dev/null; \
@@ -136,6 +137,9 @@ fn slowdown(report: &mut Report) {
     cli.shell("m1", &format!("setsid sh -c '{script}' >/dev/null 2>&1 &"));
     let (mut slower_out, mut slower_in) = (Vec::new(), Vec::new());
     for round in 0..rounds {
+        // As much is new each time as in a cycle, besides what it copies: else it would be out in some tenths of a second.
+        let seek = COPIED_MIB as usize + round * size;
+        cli.shell("m1", &format!("dd if=/dev/urandom of=/dev/vda bs=1M count={size} seek={seek} oflag=direct 2>&1"));
         let usual = counter(&cli).rate_during(|| thread::sleep(window));
         let out = rate_until_it_stops(&cli);
         cli.ok(&["swapin", NAME]);

@@ -192,6 +192,19 @@ impl Cli {
     /// A machine as `ls` shows it.
     #[track_caller]
     pub fn machine(&self, run: &str) -> Value {
+        // On a busy host QEMU may have no time to answer for a while.
+        let watch = Stopwatch::start();
+        loop {
+            let machine = self.glance(run);
+            if machine["state"] != "silent" || watch.elapsed() > PATIENCE {
+                return machine;
+            }
+        }
+    }
+
+    /// The same, also of one that does not answer.
+    #[track_caller]
+    pub fn glance(&self, run: &str) -> Value {
         let all = self.json(&["ls"]);
         let runs = all.as_array().into_iter().flatten().flat_map(|experiment| experiment["runs"].as_array().into_iter().flatten());
         let found = runs.into_iter().find(|candidate| candidate["name"] == run).unwrap_or_else(|| panic!("no run {run}: {all}"));

@@ -42,7 +42,7 @@ use std::{
     process::{Command, Stdio},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -140,7 +140,8 @@ pub struct Machine {
     processors: Vec<u32>,
     /// It came back powered off.
     off: AtomicBool,
-    held: AtomicBool,
+    /// Odd while it is held for a checkpoint; it counts how often that began and ended.
+    held: AtomicU32,
     /// What is in the firmware's read-only memory.
     firmware: OnceLock<Arc<[u8]>>,
 }
@@ -234,7 +235,7 @@ impl Machine {
             agent,
             processors,
             off: AtomicBool::new(false),
-            held: AtomicBool::new(false),
+            held: AtomicU32::new(0),
             firmware: OnceLock::new(),
         };
         if machine.memory.log.is_some() {
@@ -385,9 +386,10 @@ impl Machine {
         self.pause.went_on()
     }
 
-    /// While it is held for a checkpoint, it counts as running: nobody stopped it, and it goes on in a moment.
+    /// While it is held for a checkpoint, it counts as running: nobody stopped it, and it goes on in a moment. One checkpoint at a time says it.
     pub(crate) fn hold(&self, held: bool) {
-        self.held.store(held, Ordering::Relaxed);
+        let before = self.held.load(Ordering::Relaxed);
+        self.held.store(before + u32::from(is_odd(before) != held), Ordering::Release);
     }
 
     /// Has the guest see a network interface with a carrier, or without. The interface is named and not what it is connected to: so its rings run on.
@@ -441,11 +443,13 @@ impl Machine {
         if !self.pause.hear_out(patience) {
             return Status::Silent;
         }
+        let before = self.held.load(Ordering::Acquire);
         match self.monitor.glance(&qmp::query_status {}, patience) {
             Ok(None) => Status::Silent,
             Ok(Some(info)) if info.status == qmp::RunState::running => Status::Running,
             Ok(Some(info)) => match self.stands(info.status) {
-                Status::Paused if self.held.load(Ordering::Relaxed) => Status::Running,
+                // It may have been held, and gone on, since QEMU answered.
+                Status::Paused if is_odd(before) || self.held.load(Ordering::Acquire) != before => Status::Running,
                 other => other,
             },
             Err(error) => Status::Gone(error.to_string()),
@@ -761,4 +765,8 @@ fn not_handed_over(machine: &str, place: &Place, child: &Child, what: &str, erro
         }
         None => unsupported(machine, &format!("{what} in QEMU ({error})")),
     }
+}
+
+fn is_odd(count: u32) -> bool {
+    count % 2 == 1
 }

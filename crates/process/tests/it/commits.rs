@@ -145,7 +145,7 @@ fn one_process_opens_an_area_and_with_its_own_size() {
     for name in ["", "a/b", "-a", "a b"] {
         assert!(CriticalArea::open(&store, name, 100, Tracking::Auto).is_err(), "{name:?}");
     }
-    CriticalArea::open(&store, "orders", 100, Tracking::Auto).unwrap();
+    open(&store, "orders", 100, Tracking::Auto).unwrap();
 }
 
 #[test]

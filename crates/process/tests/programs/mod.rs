@@ -24,6 +24,8 @@ mod tsp;
 pub const PROGRAM: &str = "RANKS_TEST_PROGRAM";
 
 /// The programs, with arguments for some seconds of work in all, and what the answer says.
+// Not all tests run all of them.
+#[allow(dead_code)]
 pub const PROGRAMS: [(&str, &str, &str); 8] = [
     ("fft", "16384 100", "200 transforms"),
     ("gauss", "1200", "1200 equations solved"),

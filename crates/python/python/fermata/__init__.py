@@ -81,6 +81,10 @@ class Area(_native.Area):
     "protect", "emulate", "soft-dirty", "compare" and "difference" name one. Under "protect" and "emulate", and with `only_stores=True`, which lets
     "auto" choose them, `expect_writes` has to be called before each system call that writes into the area; without, the call fails with EFAULT.
 
+    With `copy_on_write=True`, `commit_behind` returns before what was written is copied: a thread copies, and a page that is written to again before is
+    copied first. Where writes are found by signals that makes the pause of large commits shorter; else nothing changes. What is no store of the
+    program's own is then to be expected before it is written, pinned memory, too.
+
     One process at a time has an area open. Its threads may use it; calls wait for each other. Writes by a thread that is in the midst of one when
     another commits (NumPy computes without the interpreter's lock) may be in the commit by half: join such threads first, or hold a lock around both.
     A child of fork has no area and can open none: calls raise Error there, and touching an array ends the child.
@@ -110,8 +114,9 @@ class Area(_native.Area):
         store: str | os.PathLike[str] | None = None,
         tracking: str = "auto",
         only_stores: bool = False,
+        copy_on_write: bool = False,
     ) -> Self:
-        area = super().__new__(cls, name, nbytes, store, tracking, only_stores)
+        area = super().__new__(cls, name, nbytes, store, tracking, only_stores, copy_on_write)
         _open.add(area)
         return area
 

@@ -13,8 +13,8 @@ use crate::{
 use fermata_types::PackId;
 use std::{
     collections::{HashMap, HashSet},
-    fs,
-    path::PathBuf,
+    fs, io,
+    path::{Path, PathBuf},
 };
 
 /// The end of a pack that is fetched at first. It has the table of contents of most.
@@ -137,11 +137,20 @@ fn contents_of(store: &Store, remote: &dyn Remote, id: &PackId, length: u64) -> 
     let table = [&at.to_le_bytes()[..], &end[from..from + bytes as usize]].concat();
     let contents = decode(&table, id).ok_or_else(|| wrong("its table of contents does not fit its name".into()))?;
     // It is only a cache.
-    let _ = cache
-        .parent()
-        .map(fs::create_dir_all)
-        .and_then(|made| made.and_then(|()| fs::write(&cache, chunks::sealed(&store.0.sealing, &table))).ok());
+    let _ = keep(store.path(), &cache, &chunks::sealed(&store.0.sealing, &table));
     Ok(Some(contents))
+}
+
+/// Writes a file some directories below the store. A store that is gone is not made anew for it.
+fn keep(store: &Path, file: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut levels: Vec<_> = file.ancestors().skip(1).take_while(|level| *level != store).collect();
+    while let Some(level) = levels.pop() {
+        match fs::create_dir(level) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => made?,
+        }
+    }
+    fs::write(file, bytes)
 }
 
 /// Where a table lay in its pack (8 bytes), and the table.

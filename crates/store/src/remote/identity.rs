@@ -60,7 +60,9 @@ pub(super) fn settle(remote: &dyn Remote, expected: Option<&str>) -> Result<()> 
     let Some(expected) = expected else { return make_remote(remote).map(drop) };
     check_identity(remote, expected)?;
     // Whoever made it may have died in between.
-    check_format(remote, true)
+    check_format(remote, true)?;
+    // One that went since would be another place now, that nobody knows again.
+    check_identity(remote, expected)
 }
 
 fn shown(identity: &str) -> &str {

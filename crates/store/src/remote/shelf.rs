@@ -284,13 +284,14 @@ impl<'a> Shelf<'a> {
             return Ok(file);
         }
         let open = || PackFile::open(&self.incoming, &self.catalog().packs[pack as usize].id);
-        let file = match open() {
-            Err(error) if is_cleared(&error) => {
-                self.fetch_pack(pack)?;
-                open()
+        let mut file = open();
+        for _ in 0..CLEARED_MAX {
+            if !file.as_ref().is_err_and(is_cleared) {
+                break;
             }
-            opened => opened,
-        };
+            self.fetch_pack(pack)?;
+            file = open();
+        }
         let file = Arc::new(file?);
         self.open.insert(pack, file.clone());
         Ok(file)

@@ -45,7 +45,6 @@ fn everything_comes_back_after_the_store_is_lost() {
     let lacking = || ["lacking", "lacking_refs"].map(|key| count(&cli.json(&["backup"])[0][key]));
     cli.shell("m1", "echo second > /disk/word; echo second > /tmp/word; sync");
     let second = cli.checkpoint("second");
-    assert_eq!(lacking(), [1, 1]);
     await_that("the keeper has copied it", SOON, || lacking() == [0, 0]);
     cli.ok(&["goto", &first]);
     cli.checkpoint("elsewhere");

@@ -180,7 +180,7 @@ fn a_replay_is_perturbed_if_it_is_to_be() {
     let nodes = guests::several("perturbed", 128, &[("a", "fermata.run=none", a), ("b", "fermata.run=none", b)]);
     cli.write("machines.yaml", &format!("{nodes}links:\n  - endpoints: [\"a:eth1\", \"b:eth1\"]\n    delay: 10ms\n"));
     cli.ok(&["up", "machines.yaml"]);
-    let ping = "ping -c 1 -W 2 10.8.1.2 > /dev/null && echo through";
+    let ping = "ping -c 1 -W 20 10.8.1.2 > /dev/null && echo through";
     await_that("the guests reach each other", SOON, || cli.run(&["exec", "a", "--", "sh", "-c", ping]).stdout.trim() == "through");
     let plain = cli.checkpoint("plain");
     let perturbation = |id: &str| cli.json(&["show", id])["perturbation"].clone();
@@ -204,7 +204,7 @@ fn a_replay_is_perturbed_if_it_is_to_be() {
     let seed = count(&drawn["perturbation"]["seed"]);
     assert_eq!(drawn["perturbation"], serde_json::json!({"seed": seed, "order": true, "luck": true, "within_ns": 1_000_000}));
     assert_eq!(cli.shell("drawn:a", ping), "through");
-    let script = "ping -c 1 -W 2 10.8.1.2 > /dev/null && echo $PERTURB";
+    let script = "ping -c 1 -W 20 10.8.1.2 > /dev/null && echo $PERTURB";
     let tried = cli.json(&["try", &plain, "--each", "perturb=1,2", "--vary", "order", "--within", "5ms", "--in", "a", "--run", script]);
     let said: Vec<_> =
         tried["trials"].as_array().into_iter().flatten().map(|trial| trial["stdout"].as_str().unwrap_or_default().trim()).collect();

@@ -169,7 +169,8 @@ fn killed_and_gone_on(here: &Cli, address: &str, place: &Path) {
     ssh(&mut there);
     there.set("FERMATA_PEER_TOKEN", TOKEN);
     here.ok(&["remote", "add", &format!("place{}", address.len()), address, "--plain"]);
-    let mut push = here.command(&["push", address, "--limit", "8M", "-e", "copied"]).spawn().expect("it begins");
+    // One pack after the other: the first is there long before the last.
+    let mut push = here.command(&["push", address, "--limit", "8M", "--jobs", "1", "-e", "copied"]).spawn().expect("it begins");
     await_that("a pack is there", SOON, || bytes(&place.join("packs")) > 20 << 20);
     kill(push.id().into());
     end(&mut push, SOON);

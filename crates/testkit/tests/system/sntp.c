@@ -24,7 +24,7 @@ int main(int count, char **words) {
     memcpy(packet + 40, "question", 8);
     int socket_ = socket(AF_INET, SOCK_DGRAM, 0);
     setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    for (int tries = 0; tries < 3; tries++) {
+    for (int tries = 0; tries < 10; tries++) {
         struct timespec now;
         if (sendto(socket_, packet, sizeof packet, 0, (struct sockaddr *)&to, sizeof to) < 0) continue;
         ssize_t length = recv(socket_, answer, sizeof answer, 0);

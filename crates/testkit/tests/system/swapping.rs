@@ -112,7 +112,7 @@ fn it_comes_back_on_another_host() {
     // There is nothing of the golden image there.
     let image = (here.path().join("disk.raw"), here.path().join("elsewhere.raw"));
     fs::rename(&image.0, &image.1).unwrap();
-    let back = there.json(&["swapin", "--from", text(&place), "--limit", "16M"]);
+    let back = there.json(&["swapin", "--from", text(&place), "--limit", "8M"]);
     assert_eq!(back["checkpoint"], out["checkpoint"]);
     assert!(!back["loading"].is_null(), "48 MiB are not here in an instant: {back}");
     // It goes on while the rest comes, and a checkpoint waits for that.

@@ -13,7 +13,7 @@ use std::{
 
 const SOON: Duration = Duration::from_secs(60);
 const SECOND: u64 = 1_000_000_000;
-const PING: &str = "ping -c 1 -W 2 10.9.0.2 > /dev/null && echo through";
+const PING: &str = "ping -c 1 -W 5 10.9.0.2 > /dev/null && echo through";
 
 fn runs(cli: &Cli) -> Vec<String> {
     let all = cli.json(&["ls"]);

@@ -44,7 +44,8 @@ fn waited_for(run: &Run) -> u64 {
         assert_eq!(paging.failure, None);
         if paging.complete {
             run.pause().expect("it pauses");
-            return paging.touched;
+            // With what was touched since.
+            return machine.paging().expect("it was restored").touched;
         }
         std::thread::sleep(Duration::from_millis(5));
     }
