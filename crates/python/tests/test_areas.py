@@ -146,6 +146,8 @@ class Lifetime(Case):
                     area.roll_back()
                     self.assertTrue((array == n).all(), (tracking, n))
                     commit.wait()
+                # It would keep the area open.
+                del array
             with self.area(tracking, 1 << 22, **options) as area:
                 self.assertTrue((area.array(1 << 22, "u1") == 5).all(), tracking)
 
