@@ -3,7 +3,7 @@
 
 use fermata_linux::random;
 use fermata_store::Store;
-use programs::{PROGRAM, PROGRAMS};
+use programs::{PROGRAM, PROGRAMS, TRIES};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::{
@@ -237,7 +237,7 @@ fn kill(pids: &[i32]) {
 fn whatever_is_lost_the_answer_is_right() {
     let rounds = if is_long() { 500 } else { 10 };
     let (mut lost, least) = (Vec::new(), rounds / 2);
-    for round in 0..10 * rounds {
+    for round in 0..TRIES * rounds {
         if round >= rounds && lost.len() >= least {
             break;
         }

@@ -5,7 +5,7 @@
 use fermata_linux::random;
 use fermata_process::ranks::{Error, Event, Mode, Options, Outcome, Transport, host};
 use fermata_store::{Store, VerifyOptions};
-use programs::{PROGRAM, PROGRAMS, options};
+use programs::{PROGRAM, PROGRAMS, TRIES, options};
 use rustix::process::{Pid, Signal, kill_process};
 use std::{
     env,
@@ -23,8 +23,6 @@ mod programs;
 
 const STORE: &str = "RANKS_TEST_STORE";
 const MODE: &str = "RANKS_TEST_MODE";
-/// A program that is done before it is killed is begun again, so often at most.
-const TRIES: usize = 10;
 
 /// No test: what a rank runs.
 #[test]

@@ -5,7 +5,7 @@
 use fermata_linux::clock::wall_ns;
 use fermata_process::ranks::{Aborted, Event, Mode, Outcome, Transport, host};
 use fermata_store::{Store, VerifyOptions};
-use programs::options;
+use programs::{TRIES, options};
 use rustix::{
     net::{Shutdown, shutdown, sockopt},
     process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open},
@@ -28,8 +28,6 @@ const PLACE: &str = "RANKS_TEST_PLACE";
 /// What moves the wall clock.
 const AHEAD: &str = "WALL_CLOCK_AHEAD";
 
-/// A program that is done too soon is begun again, so often at most.
-const TRIES: usize = 10;
 /// For as many checkpoints as are needed.
 const LONG: (&str, &str, &str) = ("grid", "256 8000", "8000 iterations");
 

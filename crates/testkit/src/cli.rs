@@ -204,7 +204,7 @@ impl Cli {
 
     /// The same, also of one that does not answer.
     #[track_caller]
-    pub fn glance(&self, run: &str) -> Value {
+    fn glance(&self, run: &str) -> Value {
         let all = self.json(&["ls"]);
         let runs = all.as_array().into_iter().flatten().flat_map(|experiment| experiment["runs"].as_array().into_iter().flatten());
         let found = runs.into_iter().find(|candidate| candidate["name"] == run).unwrap_or_else(|| panic!("no run {run}: {all}"));

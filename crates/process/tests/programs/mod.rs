@@ -23,6 +23,9 @@ mod tsp;
 /// Which program a rank runs, with its arguments.
 pub const PROGRAM: &str = "RANKS_TEST_PROGRAM";
 
+/// A program that is done before what was to happen to it is begun again, so often at most.
+pub const TRIES: usize = 10;
+
 /// The programs, with arguments for some seconds of work in all, and what the answer says.
 // Not all tests run all of them.
 #[allow(dead_code)]

@@ -4,6 +4,7 @@ use super::{Name, Remote, damaged, in_parallel, lease::Going, list, place};
 use crate::{
     Error, Progress, Result, Store, chunks,
     cipher::hidden,
+    files::{FileSystem, make_directory},
     hash,
     pack::{
         Kind,
@@ -13,7 +14,7 @@ use crate::{
 use fermata_types::PackId;
 use std::{
     collections::{HashMap, HashSet},
-    fs, io,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -137,20 +138,17 @@ fn contents_of(store: &Store, remote: &dyn Remote, id: &PackId, length: u64) -> 
     let table = [&at.to_le_bytes()[..], &end[from..from + bytes as usize]].concat();
     let contents = decode(&table, id).ok_or_else(|| wrong("its table of contents does not fit its name".into()))?;
     // It is only a cache.
-    let _ = keep(store.path(), &cache, &chunks::sealed(&store.0.sealing, &table));
+    let _ = keep(store, &cache, &table);
     Ok(Some(contents))
 }
 
 /// Writes a file some directories below the store. A store that is gone is not made anew for it.
-fn keep(store: &Path, file: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut levels: Vec<_> = file.ancestors().skip(1).take_while(|level| *level != store).collect();
+fn keep(store: &Store, file: &Path, bytes: &[u8]) -> Result<()> {
+    let mut levels: Vec<_> = file.ancestors().skip(1).take_while(|level| *level != store.path()).collect();
     while let Some(level) = levels.pop() {
-        match fs::create_dir(level) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            made => made?,
-        }
+        make_directory(&FileSystem, level)?;
     }
-    fs::write(file, bytes)
+    fs::write(file, chunks::sealed(&store.0.sealing, bytes)).map_err(Error::io("write", file))
 }
 
 /// Where a table lay in its pack (8 bytes), and the table.

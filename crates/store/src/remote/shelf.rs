@@ -43,6 +43,17 @@ fn is_cleared(error: &Error) -> bool {
     matches!(error, Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
 }
 
+/// Does something, and again where that was so.
+fn unless_cleared<T>(work: impl Fn() -> Result<T>) -> Result<T> {
+    for _ in 0..CLEARED_MAX {
+        match work() {
+            Err(error) if is_cleared(&error) => {}
+            done => return done,
+        }
+    }
+    work()
+}
+
 /// A node that came, and the base that it was sent as a delta to.
 #[derive(Clone)]
 pub(super) struct Fetched {
@@ -225,13 +236,7 @@ impl<'a> Shelf<'a> {
 
     /// Fetches a pack, if it was not fetched before; says how many bytes had to be fetched.
     fn fetch_pack(&self, pack: u32) -> Result<u64> {
-        for _ in 0..CLEARED_MAX {
-            match self.fetch_once(pack) {
-                Err(error) if is_cleared(&error) => {}
-                fetched => return fetched,
-            }
-        }
-        self.fetch_once(pack)
+        unless_cleared(|| self.fetch_once(pack))
     }
 
     fn fetch_once(&self, pack: u32) -> Result<u64> {
@@ -284,14 +289,10 @@ impl<'a> Shelf<'a> {
             return Ok(file);
         }
         let open = || PackFile::open(&self.incoming, &self.catalog().packs[pack as usize].id);
-        let mut file = open();
-        for _ in 0..CLEARED_MAX {
-            if !file.as_ref().is_err_and(is_cleared) {
-                break;
-            }
-            self.fetch_pack(pack)?;
-            file = open();
-        }
+        let file = match open() {
+            Err(error) if is_cleared(&error) => unless_cleared(|| self.fetch_once(pack).and_then(|_| open())),
+            opened => opened,
+        };
         let file = Arc::new(file?);
         self.open.insert(pack, file.clone());
         Ok(file)

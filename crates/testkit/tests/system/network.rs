@@ -20,7 +20,7 @@ const JOURNEYS: usize = 4;
 /// There and back.
 const WAY_US: u64 = 20_000;
 /// QEMU tells when a machine goes on a moment before it does, and on a busy host it may lose its processor in that moment.
-const EARLY_US: u64 = 8_000;
+const EARLY_US: u64 = 2_000;
 
 fn two(name: &str) -> String {
     let nodes = guests::several(
