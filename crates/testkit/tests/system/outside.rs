@@ -212,7 +212,8 @@ fn a_replay_is_perturbed_if_it_is_to_be() {
     cli.fails(&["fork", "--vary", "order"], 2, &["add --perturb"]);
     cli.ok(&["down"]);
     // A keeper that is started for it, on the way to an instant.
-    let at = format!("{}s", count(&cli.json(&["show", &plain])["time_virtual_ns"]) as f64 / 1e9 + 1.0);
+    // An instant has nine digits behind its point, and a float has more for some.
+    let at = format!("{:.9}s", count(&cli.json(&["show", &plain])["time_virtual_ns"]) as f64 / 1e9 + 1.0);
     let went = cli.json(&["goto", "-e", "perturbed", &at, "--branch", "main", "--perturb=9"]);
     assert_eq!(went["perturbation"]["seed"], 9, "{went}");
     cli.ok(&["down"]);
