@@ -112,7 +112,7 @@ impl Service for Desk {
 
     fn checkpoint(&self, request: CheckpointRequest, wanted: &dyn Fn() -> bool) -> Result<Checkpoint, Problem> {
         let when = request.when.map(convert::when);
-        let asked = Asked { message: request.message, paranoid: request.paranoid, when, in_turn: false };
+        let asked = Asked { message: request.message, paranoid: request.paranoid, gentle: request.gentle, when, in_turn: false };
         let (id, _) = self.keeper.checkpoint_as(request.run.as_deref(), asked, wanted).map_err(problem)?;
         Ok(convert::checkpoint(history::entry(self.keeper.host().store(), id).map_err(problem)?))
     }

@@ -340,7 +340,7 @@ fn begin(run_dir: &Path, over: mpsc::Sender<()>) -> Result<Begun, Problem> {
     let lock = FileLock::take_within(&paths::lock(run_dir), LOOKING_MAX).map_err(read)?;
     let lock = lock.ok_or_else(|| Problem::new(format!("{} is kept already", run_dir.display())))?;
     let will: Will = serde_json::from_slice(&fs::read(paths::will(run_dir)).map_err(read)?).map_err(problem)?;
-    let opened = Store::open(&will.store).map_err(problem)?;
+    let opened = local::made(&will.store)?;
     let host = Host::new(opened, run_dir.to_owned()).map_err(problem)?.capturing(will.spec.capture);
     let keeper = Keeper::new(host, will.spec);
     let desk = Arc::new(Desk::new(keeper.clone(), over));

@@ -7,6 +7,7 @@ use crate::{
     values::{Activity, Checkpoint, Difference, DiskDifference, Problem, Rebuilt, Tag},
 };
 use fermata_experiment::net::{InterfaceId, World};
+use fermata_linux::pace;
 use fermata_store::{Progress, Store};
 use fermata_timeline::{Entry, history};
 use fermata_types::CheckpointId;
@@ -216,7 +217,14 @@ pub(crate) fn open(path: &Path) -> Result<Store, Problem> {
     if !path.exists() {
         return Err(missing(path));
     }
-    Store::open(path).map_err(problem)
+    made(path)
+}
+
+/// Opens a store, and makes it if it is not there. Whoever goes last in it rests.
+pub(crate) fn made(path: &Path) -> Result<Store, Problem> {
+    let store = Store::open(path).map_err(problem)?;
+    store.rest_by(pace::rest);
+    Ok(store)
 }
 
 fn missing(store: &Path) -> Problem {

@@ -2,10 +2,10 @@
 
 use crate::{
     convert::problem,
+    local,
     remotes::{self, CopyRequest},
     values::Problem,
 };
-use fermata_store::Store;
 use serde::Serialize;
 use std::{path::Path, sync::mpsc, thread};
 
@@ -34,7 +34,7 @@ pub struct Backup {
 /// Runs a program of ranks to its end; makes the store if there is none. Each permanent checkpoint is copied to the remote `backup` while the ranks run on. `watch` is
 /// told what happens.
 pub fn run(store: &Path, options: &Options, backup: Option<&str>, watch: &mut dyn FnMut(Event)) -> Result<Ran, Problem> {
-    let opened = Store::open(store).map_err(problem)?;
+    let opened = local::made(store)?;
     let Some(remote) = backup else {
         let outcome = fermata_process::ranks::host::run(&opened, options, watch).map_err(problem)?;
         return Ok(Ran { outcome, backup: None });

@@ -1,8 +1,7 @@
 //! Backups of programs' critical data areas: their commits received into a store, at a Unix socket.
 
-use crate::{convert::problem, values::Problem};
+use crate::{convert::problem, local, values::Problem};
 use fermata_process::receive;
-use fermata_store::Store;
 use serde::Serialize;
 use std::{
     fs::{self, Permissions},
@@ -34,7 +33,7 @@ pub enum Event {
 
 /// Receives areas at a socket that only its user can open, each in a thread of its own, into a store, which is made if there is none. With `once` it returns after the first of them.
 pub fn listen(store: &Path, socket: &Path, how: &Receiving, once: bool, tell: &(dyn Fn(Event) + Sync)) -> Result<(), Problem> {
-    let opened = Store::open(store).map_err(problem)?;
+    let opened = local::made(store)?;
     let listener = bind(socket).map_err(|error| Problem::new(format!("cannot receive at {}: {error}", socket.display())))?;
     let serve = |stream| receive(stream, &opened, how, &mut |received| tell(Event::Began(received.clone())));
     thread::scope(|scope| {

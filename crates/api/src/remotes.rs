@@ -196,7 +196,7 @@ pub fn add(store: &Path, entry: RemoteEntry) -> Result<RemoteEntry, Problem> {
     if entry.name.is_empty() || entry.name.contains(|letter: char| letter == '/' || letter == ':' || letter.is_whitespace()) {
         return Err(Problem::new(format!("\"{}\" is no name for a remote: it would be taken for an address", entry.name)));
     }
-    let _made = Store::open(store).map_err(problem)?;
+    let _made = local::made(store)?;
     let mut all = remotes(store)?;
     if let Some(known) = all.iter().find(|known| known.name == entry.name) {
         return Err(Problem::new(format!("{} is {} already: `fermata remote rm {0}` forgets it", known.name, known.address)));
@@ -373,7 +373,7 @@ fn open_images(store: &Store, images: &Images, busy: &mut dyn FnMut(Activity)) -
 
 /// Copies checkpoints from a remote. Branches that a live run grows stay where they are. `busy` is told how far it is.
 pub fn pull(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity)) -> Result<Copied, Problem> {
-    let (opened, remote) = (Store::open(store).map_err(problem)?, connect(store, request)?);
+    let (opened, remote) = (local::made(store)?, connect(store, request)?);
     let remote = &*remote;
     let experiment = request.experiment.as_str();
     let there = opened.remote_refs(remote, experiment).map_err(problem)?;
@@ -474,7 +474,7 @@ fn make_images(pull: &mut Pull<'_>, lacking: Vec<(ImageId, Problem)>, busy: &mut
 
 /// The experiments that a remote has checkpoints of.
 pub fn experiments_on(store: &Path, request: &CopyRequest) -> Result<Vec<String>, Problem> {
-    let opened = Store::open(store).map_err(problem)?;
+    let opened = local::made(store)?;
     opened.remote_experiments(&*connect(store, request)?).map_err(problem)
 }
 

@@ -1,6 +1,6 @@
 //! Encrypted stores: making one, changing what opens it, and handing that on to processes of ours.
 
-use crate::{convert::problem, values::Problem};
+use crate::{convert::problem, local, values::Problem};
 pub use fermata_store::{Encryption, ask_passphrases_with};
 use fermata_store::{PASSPHRASE_VARIABLE, Secret, Store};
 use serde::{Deserialize, Serialize};
@@ -79,6 +79,6 @@ pub(crate) fn handed_on(store: &Path) -> Result<Option<(&'static str, String)>, 
     if Store::encryption(store).map_err(problem)? != Some(Encryption::Passphrase) {
         return Ok(None);
     }
-    let opened = Store::open(store).map_err(problem)?;
+    let opened = local::made(store)?;
     Ok(opened.passphrase().map(|words| (PASSPHRASE_VARIABLE, words.to_owned())))
 }

@@ -277,8 +277,12 @@ impl Out<'_> {
     fn round(&mut self, message: &str) -> Result<SwapRound, Problem> {
         let watch = Stopwatch::start();
         self.say("storing a checkpoint");
-        let request =
-            CheckpointRequest { run: Some(self.run.name.clone()), message: Some(message.to_owned()), ..CheckpointRequest::default() };
+        let request = CheckpointRequest {
+            run: Some(self.run.name.clone()),
+            message: Some(message.to_owned()),
+            gentle: true,
+            ..CheckpointRequest::default()
+        };
         let checkpoint = self.keeper.checkpoint(request, &|| true)?;
         self.run.branch.clone_from(&checkpoint.branch);
         let mut bytes = 0;
@@ -422,7 +426,7 @@ impl Out<'_> {
 pub fn swap_in(store: &Path, request: &SwapInRequest, busy: &mut dyn FnMut(Activity)) -> Result<SwappedIn, Problem> {
     let watch = Stopwatch::start();
     let SwapInRequest { experiment, copy, eager, paused } = request;
-    let opened = Store::open(store).map_err(problem)?;
+    let opened = local::made(store)?;
     let path = record_path(store, experiment);
     let known = if path.exists() { Some(read_record(&path)?) } else { None };
     let remote = known.as_ref().and_then(|known| known.remote.as_ref()).map(|remote| remote.address.clone());
@@ -473,7 +477,7 @@ pub fn swap_in(store: &Path, request: &SwapInRequest, busy: &mut dyn FnMut(Activ
 
 /// The experiments that a remote remembers as swapped out.
 pub fn swapped_on(store: &Path, copy: &CopyRequest) -> Result<Vec<String>, Problem> {
-    let opened = Store::open(store).map_err(problem)?;
+    let opened = local::made(store)?;
     opened.remote_swapped_experiments(&*remotes::connect(store, copy)?).map_err(problem)
 }
 

@@ -207,6 +207,9 @@ pub struct CheckpointRequest {
     /// Look at the content of each page that would be taken as known, and fail if one is not what it was taken for.
     #[serde(default)]
     pub paranoid: bool,
+    /// Store it without hurry: what the guests do comes first, for as long as they keep the processors busy.
+    #[serde(default)]
+    pub gentle: bool,
     /// The instant of virtual time; none: now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub when: Option<When>,

@@ -75,6 +75,8 @@ impl fmt::Display for PartFailure {
 pub(crate) struct Manner {
     /// Look at the content of all that would be taken as known.
     pub paranoid: bool,
+    /// Store it without hurry, behind the guests.
+    pub gentle: bool,
     /// One part after the other. Nobody wants that; it is what going side by side is measured against.
     pub in_turn: bool,
     /// Freeze at this virtual time, or at once if it has passed.

@@ -14,7 +14,7 @@ use crate::{
 use fermata_checkpoint::Saved;
 use fermata_linux::{
     clock::{Stopwatch, monotonic, wall_ns},
-    priority,
+    pace, priority,
 };
 use fermata_net::{Change, Fabric};
 use fermata_store::{Cost, Hold, Progress, Record, Skew, Waiting, Writer};
@@ -91,6 +91,8 @@ pub struct Asked {
     pub message: Option<String>,
     /// Look at the content of each page that would be taken as known, and fail if one is not what it was taken for. The pause is longer.
     pub paranoid: bool,
+    /// Store it without hurry: with rests, as long as the guests want the processors, too.
+    pub gentle: bool,
     /// When; none: now.
     pub when: Option<When>,
     /// Stop, capture and start one machine after the other: what all at once is measured against.
@@ -331,7 +333,7 @@ impl Run {
             state.moving = Some(state.standing.branch.clone());
             (state.parts.clone(), state.standing.clone(), state.body.clone(), state.hold.clone())
         };
-        let manner = Manner { paranoid: asked.paranoid, in_turn: asked.in_turn, at };
+        let manner = Manner { paranoid: asked.paranoid, gentle: asked.gentle, in_turn: asked.in_turn, at };
         let result = self.take_and_save(&parts, standing, &body, (asked.message, manner), &mut past, seen);
         let mut state = self.state();
         state.moving = None;
@@ -433,6 +435,7 @@ impl Run {
         past.prepared = Some(tentative.prepared());
         // The guests run, and what they do is many threads that answer each other.
         let _giving_way = priority::give_way();
+        let _gentle = manner.gentle.then(pace::gently);
         let watch = Stopwatch::start();
         let pause = (tentative.pause, tentative.apart, tentative.steps.clone());
         tentative.keep(parts, |saved, work| self.commit(saved, work, (pause, watch), standing, body, (message, progress)))

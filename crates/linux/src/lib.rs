@@ -38,6 +38,7 @@ pub mod maps;
 pub mod memory_file;
 pub mod mounts;
 pub mod own_memory;
+pub mod pace;
 pub mod pagemap;
 pub mod priority;
 pub mod probe;

@@ -1,17 +1,20 @@
 //! Who goes first when there are more threads than processors.
 
+use crate::pace;
 use std::{fmt, fs, time::Duration};
 
 /// How much later the others are let go first: a tenth of the share of an ordinary thread (`sched(7)`, nice values).
-const BEHIND: i32 = 10;
+pub(crate) const BEHIND: i32 = 10;
 
-/// From now on the calling thread lets all others go first, and so do those that it begins. Without privileges there is no way back.
+/// From now on the calling thread lets all others go first, and so do those that it begins; and it [rests](pace::rest) where others want the processors. Without privileges
+/// there is no way back.
 ///
 /// On Linux a nice value is a thread's own (`setpriority(2)`, "C library/kernel differences").
 pub fn go_last() {
     // Raising it is always allowed. If any of this fails the work is done no less well.
     let _ = rustix::process::setpriority_process(None, BEHIND);
     change(caller(), in_the_way_of_nobody);
+    pace::from_now_on();
 }
 
 /// As long as this lives, the calling thread takes no processor from whoever runs when it is woken (`SCHED_BATCH`), and gives it up to whoever is woken as soon as it has

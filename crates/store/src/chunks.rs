@@ -8,7 +8,7 @@ use crate::{
     cipher::{Cipher, OVERHEAD, Sealing},
     pack::contents,
 };
-use std::{fs::File, io, os::unix::fs::FileExt, path::Path, sync::Arc};
+use std::{borrow::Cow, fs::File, io, os::unix::fs::FileExt, path::Path, sync::Arc};
 
 /// Plain bytes of the first chunk, and of the others.
 const FIRST: usize = contents::HEADER;
@@ -107,12 +107,12 @@ impl Chunks {
 }
 
 /// All of a file at once, as it is to be written.
-pub(crate) fn sealed(sealing: &Sealing, bytes: &[u8]) -> Vec<u8> {
-    let Some(cipher) = sealing else { return bytes.to_vec() };
+pub(crate) fn sealed<'a>(sealing: &Sealing, bytes: &'a [u8]) -> Cow<'a, [u8]> {
+    let Some(cipher) = sealing else { return bytes.into() };
     let mut chunks = Chunks::new(cipher.clone());
     let (_, mut sealed) = chunks.push(bytes);
     sealed.extend(chunks.finish().1);
-    sealed
+    sealed.into()
 }
 
 /// All of a file at once. The error is `InvalidData` if it is not what was written.
@@ -248,7 +248,7 @@ mod tests {
             }
             assert_eq!(chunks.length(), content.len() as u64);
             file.extend(chunks.finish().1);
-            assert!(file == sealed(&sealing, &content), "in pieces of {piece}");
+            assert!(file == *sealed(&sealing, &content), "in pieces of {piece}");
         }
     }
 
@@ -256,8 +256,9 @@ mod tests {
     fn what_was_changed_cut_or_exchanged_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        let good = sealed(&sealing(1), &bytes(3 * CHUNK + 7));
-        let other = sealed(&sealing(1), &[&bytes(100)[..], &[7], &bytes(3 * CHUNK + 7)[101..]].concat());
+        let made_of = |bytes: &[u8]| sealed(&sealing(1), bytes).into_owned();
+        let good = made_of(&bytes(3 * CHUNK + 7));
+        let other = made_of(&[&bytes(100)[..], &[7], &bytes(3 * CHUNK + 7)[101..]].concat());
         let refused = |bytes: &[u8], key| {
             std::fs::write(&path, bytes).unwrap();
             matches!(read(&path, &sealing(key)), Err(error) if error.kind() == io::ErrorKind::InvalidData)

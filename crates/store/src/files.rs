@@ -1,11 +1,7 @@
 //! Every change that the store makes to files of its own goes through [`Medium`]: the seam where tests tear and lose writes. Files that tell
 //! who is present (`holds/`) are apart: they mean nothing after a crash.
 
-use crate::{
-    Error, Result,
-    chunks::{self, Chunks},
-    cipher::Sealing,
-};
+use crate::{Error, Result, chunks::Chunks, cipher::Sealing};
 use std::{
     fs::{DirBuilder, File, OpenOptions, TryLockError},
     io,
@@ -122,12 +118,6 @@ impl TempFile {
         self.file.try_clone().map_err(Error::io("keep open", &self.path))
     }
 
-    /// All that was written, when no more is to come.
-    pub fn into_bytes(mut self, sealing: &Sealing) -> Result<Vec<u8>> {
-        self.finish()?;
-        chunks::read(&self.path, sealing).map_err(Error::io("read", &self.path))
-    }
-
     /// Makes the file durable and gives it its place. `to` is `<shelf>/<directory>/<name>`; the directory may be new.
     pub fn place(mut self, to: &Path) -> Result<()> {
         self.finish()?;
@@ -141,6 +131,35 @@ impl TempFile {
         medium.rename(&self.path, to).map_err(Error::io("rename a finished pack to", to))?;
         self.placed = true;
         medium.sync_directory(directory).map_err(Error::io("sync", directory))
+    }
+}
+
+/// Something that is written from its beginning to its end.
+pub(crate) trait Sink {
+    /// Adds bytes behind those that are there, which are so many.
+    fn append(&mut self, bytes: &[u8], length: u64) -> Result<()>;
+    /// What errors call it.
+    fn path(&self) -> &Path;
+}
+
+impl Sink for TempFile {
+    fn append(&mut self, bytes: &[u8], length: u64) -> Result<()> {
+        self.write_at(bytes, length)
+    }
+
+    fn path(&self) -> &Path {
+        self.path()
+    }
+}
+
+impl Sink for Vec<u8> {
+    fn append(&mut self, bytes: &[u8], _: u64) -> Result<()> {
+        self.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn path(&self) -> &Path {
+        Path::new("memory")
     }
 }
 

@@ -5,7 +5,7 @@ use crate::{
     cache::Cache,
     cipher::Sealing,
     error::Named,
-    files::{self, FileSystem, Medium},
+    files::{self, FileSystem, Medium, TempFile},
     hash,
     image_names::ImageNames,
     index::{self, Index, Location},
@@ -25,7 +25,7 @@ use std::{
     ops::Range,
     path::{Path, PathBuf},
     sync::{
-        Arc, LazyLock, Mutex, RwLock, Weak,
+        Arc, LazyLock, Mutex, OnceLock, RwLock, Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
@@ -63,6 +63,8 @@ pub(crate) struct Inner {
     collections: AtomicU32,
     /// Fresh entries of the index are settling.
     settling: AtomicBool,
+    /// See [`Store::rest_by`].
+    rest: OnceLock<fn()>,
     /// Held shared while the store is open.
     _lock: File,
 }
@@ -95,6 +97,12 @@ impl Store {
     /// those who open the store later. `random` is to be as random as can be.
     pub fn create(path: &Path, encryption: &Encryption, secret: &Secret, random: &[u8; 48]) -> Result<Self> {
         Self::born_on(path, Arc::new(FileSystem), Some(&Birth { encryption, secret, random }))
+    }
+
+    /// From now on this is called between pieces of long work, in the thread that does it: while packs are written and fetched, whoever does that. It may take its time.
+    /// The first one that is named stays.
+    pub fn rest_by(&self, rest: fn()) {
+        let _ = self.0.rest.set(rest);
     }
 
     /// How the store in this directory is encrypted; none: there is no store.
@@ -277,6 +285,7 @@ impl Inner {
             packs: Cache::new(PACKS_CACHED),
             collections: AtomicU32::new(collections),
             settling: AtomicBool::new(false),
+            rest: OnceLock::new(),
             _lock: lock,
         })
     }
@@ -311,7 +320,12 @@ impl Inner {
 
     /// A pack that is to be written.
     pub fn new_pack(&self) -> Result<PackBuilder> {
-        PackBuilder::new(self.medium.clone(), &self.path.join("tmp"), &self.sealing)
+        PackBuilder::new(TempFile::create(self.medium.clone(), &self.path.join("tmp"), &self.sealing)?, self.rest())
+    }
+
+    /// What to call between two pieces of long work.
+    pub fn rest(&self) -> fn() {
+        self.rest.get().copied().unwrap_or(|| ())
     }
 
     /// Removes the file of a pack that the index does not name. True if it did.

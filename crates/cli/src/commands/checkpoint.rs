@@ -23,6 +23,7 @@ Examples:
   fermata checkpoint
   fermata checkpoint -m \"before the upgrade\"
   fermata checkpoint --at +5s
+  fermata checkpoint --gentle
   fermata checkpoint --run what-if --json")]
 pub struct Checkpoint {
     /// A word about why
@@ -37,6 +38,11 @@ pub struct Checkpoint {
     /// to have written since the last checkpoint. All of memory is hashed while the guest runs, and it stands still for longer.
     #[arg(long)]
     paranoid: bool,
+    /// Store it without hurry, for guests that keep the processors busy
+    ///
+    /// The pause is the same. What is stored behind it is stored with rests, five times as long as the work between them, for as long as others want the processors.
+    #[arg(long)]
+    gentle: bool,
     /// Wait for this instant of the machines' virtual time: +5s from now, or 12.5s as the log counts
     ///
     /// No virtual time passes while the run is paused. Ctrl-C gives it up.
@@ -51,7 +57,7 @@ impl Checkpoint {
         if let Some(when) = when {
             context.out.note(&awaited(when));
         }
-        let request = CheckpointRequest { run: self.run, message: self.message, paranoid: self.paranoid, when };
+        let request = CheckpointRequest { run: self.run, message: self.message, paranoid: self.paranoid, gentle: self.gentle, when };
         let taken = progress::during(&context.out, "taking a checkpoint", || keeper.activity(), || keeper.checkpoint(request, &|| true))?;
         context.out.answer(&taken, |style| text(&taken, context.out.quiet, style))?;
         Ok(0)

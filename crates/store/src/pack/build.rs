@@ -1,4 +1,4 @@
-//! Writes a pack: objects are gathered into frames, frames go to a file under `tmp/`.
+//! Writes a pack: objects are gathered into frames, and frames go to a file under `tmp/`, or into memory for one that is sent away.
 
 use super::{
     Kind, Shelf,
@@ -7,15 +7,13 @@ use super::{
 };
 use crate::{
     Error, Result,
-    cipher::Sealing,
-    files::{Medium, TempFile},
+    files::{Sink, TempFile},
     hash,
 };
 use crc32fast::Hasher;
 use fermata_types::{BlobName, CheckpointId, NodeName, PAGE_SIZE, PackId, PageBuf, PageName};
 use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
+    path::PathBuf,
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -23,8 +21,8 @@ use std::{
 pub(crate) const TOLD_APART_BYTES: u64 = 64;
 
 /// A pack being written.
-pub(crate) struct PackBuilder {
-    file: TempFile,
+pub(crate) struct PackBuilder<S = TempFile> {
+    sink: S,
     encoder: Encoder,
     /// Where the next frame goes.
     end: u64,
@@ -36,7 +34,8 @@ pub(crate) struct PackBuilder {
     nodes: Vec<u8>,
     node_lengths: Vec<u32>,
     node_names: Vec<[u8; 32]>,
-    sealing: Sealing,
+    /// Called between frames: who writes long packs may rest.
+    rest: fn(),
     /// A write failed, and what it held is lost.
     failed: bool,
 }
@@ -48,16 +47,15 @@ pub(crate) struct Published {
     pub contents: Contents,
 }
 
-impl PackBuilder {
-    /// A new pack in the directory for those that are not finished.
-    pub fn new(medium: Arc<dyn Medium>, directory: &Path, sealing: &Sealing) -> Result<Self> {
-        let mut file = TempFile::create(medium, directory, sealing)?;
+impl<S: Sink> PackBuilder<S> {
+    /// A new pack in something that is empty.
+    pub fn new(mut sink: S, rest: fn()) -> Result<Self> {
         let mut sum = Hasher::new();
-        file.write_at(&contents::header(), 0)?;
+        sink.append(&contents::header(), 0)?;
         sum.update(&contents::header());
-        let encoder = Encoder::new().map_err(Error::io("start to compress", file.path()))?;
+        let encoder = Encoder::new().map_err(Error::io("start to compress", sink.path()))?;
         Ok(Self {
-            file,
+            sink,
             encoder,
             end: contents::HEADER as u64,
             sum,
@@ -67,7 +65,7 @@ impl PackBuilder {
             nodes: Vec::new(),
             node_lengths: Vec::new(),
             node_names: Vec::new(),
-            sealing: sealing.clone(),
+            rest,
             failed: false,
         })
     }
@@ -112,38 +110,10 @@ impl PackBuilder {
         self.contents.entries.iter().map(|entry| entry.names.len()).sum()
     }
 
-    /// Adds the record, ends the pack, makes it durable and gives it its place below `shelf`.
-    pub fn publish(mut self, id: &CheckpointId, record: &[u8], shelf: &Shelf) -> Result<Published> {
-        self.add_record(id, record)?;
-        self.seal(shelf)
-    }
-
     /// Adds a record behind all that was added before.
     pub fn add_record(&mut self, id: &CheckpointId, record: &[u8]) -> Result<()> {
         self.flush()?;
         self.write_frame(Kind::Record, vec![id.0], record)
-    }
-
-    /// Ends the pack as it is, makes it durable and gives it its place below `shelf`.
-    pub fn seal(mut self, shelf: &Shelf) -> Result<Published> {
-        self.flush()?;
-        // A checkpoint that comes from a remote again may make the very pack that it made before, and so may a collection that puts the same things together: but a
-        // pack that is there may be about to be removed, by its name. The time makes another one of it, whose number of writes depends on nothing that was left before.
-        while shelf.place(&hash::contents(&self.contents.encode())).exists() {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos()).to_le_bytes();
-            self.add_blob(&hash::blob(&now), &now)?;
-        }
-        let id = self.end()?;
-        let path = shelf.place(&id);
-        self.file.place(&path)?;
-        Ok(Published { id, path, contents: self.contents })
-    }
-
-    /// Ends the pack as it is, and hands its bytes over instead of keeping them.
-    pub fn into_bytes(mut self) -> Result<(PackId, Vec<u8>)> {
-        let id = self.end()?;
-        let bytes = self.file.into_bytes(&self.sealing)?;
-        Ok((id, bytes))
     }
 
     /// Writes what comes behind the last frame.
@@ -154,8 +124,8 @@ impl PackBuilder {
             return Err(too_large());
         }
         let (id, trailer) = contents::trailer(&encoded, self.end, std::mem::take(&mut self.sum));
-        self.file.write_at(&encoded, self.end)?;
-        self.file.write_at(&trailer, self.end + encoded.len() as u64)?;
+        self.sink.append(&encoded, self.end)?;
+        self.sink.append(&trailer, self.end + encoded.len() as u64)?;
         Ok(id)
     }
 
@@ -195,14 +165,46 @@ impl PackBuilder {
             return Err(too_large());
         }
         self.failed = true;
-        let frame = self.encoder.encode(kind, names.len(), raw).map_err(Error::io("compress for", self.file.path()))?;
-        self.file.write_at(frame, self.end)?;
+        let frame = self.encoder.encode(kind, names.len(), raw).map_err(Error::io("compress for", self.sink.path()))?;
+        self.sink.append(frame, self.end)?;
         self.sum.update(frame);
         self.failed = false;
         let length = frame.len() as u32;
         self.contents.push(Entry { kind, offset: self.end, length, names });
         self.end += u64::from(length);
+        (self.rest)();
         Ok(())
+    }
+}
+
+impl PackBuilder {
+    /// Adds the record, ends the pack, makes it durable and gives it its place below `shelf`.
+    pub fn publish(mut self, id: &CheckpointId, record: &[u8], shelf: &Shelf) -> Result<Published> {
+        self.add_record(id, record)?;
+        self.seal(shelf)
+    }
+
+    /// Ends the pack as it is, makes it durable and gives it its place below `shelf`.
+    pub fn seal(mut self, shelf: &Shelf) -> Result<Published> {
+        self.flush()?;
+        // A checkpoint that comes from a remote again may make the very pack that it made before, and so may a collection that puts the same things together: but a
+        // pack that is there may be about to be removed, by its name. The time makes another one of it, whose number of writes depends on nothing that was left before.
+        while shelf.place(&hash::contents(&self.contents.encode())).exists() {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos()).to_le_bytes();
+            self.add_blob(&hash::blob(&now), &now)?;
+        }
+        let id = self.end()?;
+        let path = shelf.place(&id);
+        self.sink.place(&path)?;
+        Ok(Published { id, path, contents: self.contents })
+    }
+}
+
+impl PackBuilder<Vec<u8>> {
+    /// Ends the pack as it is.
+    pub fn into_bytes(mut self) -> Result<(PackId, Vec<u8>)> {
+        let id = self.end()?;
+        Ok((id, self.sink))
     }
 }
 

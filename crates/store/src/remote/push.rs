@@ -225,7 +225,7 @@ pub(super) struct Push<'a> {
     uploads: &'a Uploads<'a>,
     /// None for whoever needs none, since he removes.
     lease: Option<&'a Lease<'a>>,
-    builder: Option<PackBuilder>,
+    builder: Option<PackBuilder<Vec<u8>>>,
     /// Checkpoints that the remote had before.
     known: HashSet<CheckpointId>,
     pub told: Pushed,
@@ -399,12 +399,11 @@ impl<'a> Push<'a> {
         self.remote.put(&object, bytes).map_err(Error::io("write", &place(self.remote, &object)))
     }
 
-    fn builder(&mut self) -> Result<&mut PackBuilder> {
-        let inner = &self.store.0;
+    fn builder(&mut self) -> Result<&mut PackBuilder<Vec<u8>>> {
         Ok(match &mut self.builder {
             Some(builder) => builder,
             none => {
-                let mut builder = inner.new_pack()?;
+                let mut builder = PackBuilder::new(Vec::with_capacity(PACK_BYTES as usize), self.store.0.rest())?;
                 // So that no pack is ever called as one that is about to be removed; and that those of a push that was taken for dead are known.
                 let number = self.lease.map_or_else(|| unique(self.remote), |lease| Ok(lease.number().to_owned()))?;
                 builder.add_blob(&hash::blob(number.as_bytes()), number.as_bytes())?;

@@ -269,6 +269,7 @@ impl<'a> Shelf<'a> {
             Error::Corrupt { detail, .. } => damaged(self.remote, &object, detail),
             error => error,
         })?;
+        (self.store.0.rest())();
         Ok(pack.length)
     }
 

@@ -19,7 +19,7 @@ const BOOT: Duration = Duration::from_secs(120);
 const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false, perturbation: None };
 const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness: false, perturbation: None };
 /// Looks at the content of all that would be taken as known to equal a block.
-const PARANOID: Asked = Asked { message: None, paranoid: true, when: None, in_turn: false };
+const PARANOID: Asked = Asked { message: None, paranoid: true, gentle: false, when: None, in_turn: false };
 
 /// What is written and given back: half as a file in memory, half as the page cache of one on the disk.
 const FILE_MIB: u64 = 24;

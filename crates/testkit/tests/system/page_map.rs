@@ -13,7 +13,7 @@ use std::{fs::File, os::unix::fs::FileExt, process::Command, time::Duration};
 
 const BOOT: Duration = Duration::from_secs(120);
 /// Looks at the content of all that would be taken as known.
-const PARANOID: Asked = Asked { message: None, paranoid: true, when: None, in_turn: false };
+const PARANOID: Asked = Asked { message: None, paranoid: true, gentle: false, when: None, in_turn: false };
 
 /// A disk of a test's own.
 fn disk() -> tempfile::NamedTempFile {
