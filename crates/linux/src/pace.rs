@@ -6,7 +6,14 @@
 
 use crate::clock::monotonic;
 use rustix::{process::getpriority_process, time::ClockId};
-use std::{cell::RefCell, fs::File, marker::PhantomData, os::unix::fs::FileExt as _, time::Duration};
+use std::{
+    cell::RefCell,
+    fs::File,
+    marker::PhantomData,
+    os::unix::fs::FileExt as _,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 /// How much of a processor's time a piece takes: long enough for a rest that others can make something of.
 const PIECE: Duration = Duration::from_millis(2);
@@ -24,10 +31,16 @@ thread_local! {
 /// To be called between short pieces of long work. A thread that goes last ([`crate::priority::go_last`]), or is [gentle](gently), rests here once it has done something
 /// for some milliseconds and had to wait for a processor, lately, while it did. For all others, and on a host with processors to spare, it is as good as nothing.
 pub fn rest() {
-    let rest = PACE.with_borrow_mut(|pace| pace.paced.then(Sample::of_caller).map(|now| pace.piece(now, waited)));
+    let rest = PACE.with_borrow_mut(|pace| pace.paced.then(Sample::of_caller).map(|now| pace.piece(now, waited, &CROWDED_UNTIL)));
     if let Some(rest) = rest.filter(|rest| !rest.is_zero()) {
         std::thread::sleep(rest);
     }
+}
+
+/// For how long to rest after work that took so long and that another thread did for the calling one.
+pub fn rest_after(work: Duration) -> Duration {
+    let paced = PACE.with_borrow(|pace| pace.paced);
+    if paced && is_before(monotonic(), &CROWDED_UNTIL) { work * REST } else { Duration::ZERO }
 }
 
 /// As long as this lives, the calling thread [rests](rest) between the pieces of its work.
@@ -82,6 +95,13 @@ fn waited() -> Duration {
     Duration::from_nanos(second.unwrap_or(0))
 }
 
+/// Until when the host is taken to be crowded, ns: what one thread has noticed holds for all.
+static CROWDED_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+fn is_before(now: Duration, until: &AtomicU64) -> bool {
+    now.as_nanos() < until.load(Ordering::Relaxed).into()
+}
+
 #[derive(Debug, Default)]
 struct Pace {
     paced: bool,
@@ -89,8 +109,6 @@ struct Pace {
     began: Sample,
     /// How long the thread had waited then.
     waited: Duration,
-    /// Until when the host is taken to be crowded.
-    crowded_until: Duration,
 }
 
 impl Pace {
@@ -100,16 +118,16 @@ impl Pace {
     }
 
     /// How long to rest, if a piece is done now.
-    fn piece(&mut self, now: Sample, waited: impl FnOnce() -> Duration) -> Duration {
+    fn piece(&mut self, now: Sample, waited: impl FnOnce() -> Duration, crowded_until: &AtomicU64) -> Duration {
         let ran = now.ran.saturating_sub(self.began.ran);
         if ran < PIECE {
             return Duration::ZERO;
         }
         let waited = waited();
         if waited.saturating_sub(self.waited) > ran / CROWDED {
-            self.crowded_until = now.now + GOES_ON;
+            crowded_until.store((now.now + GOES_ON).as_nanos() as u64, Ordering::Relaxed);
         }
-        let rest = if now.now < self.crowded_until { ran * REST } else { Duration::ZERO };
+        let rest = if is_before(now.now, crowded_until) { ran * REST } else { Duration::ZERO };
         (self.began, self.waited) = (now, waited);
         rest
     }
@@ -123,9 +141,10 @@ mod tests {
     fn who_waits_rests_and_who_is_alone_does_not() {
         let ms = Duration::from_millis;
         let (mut pace, mut ran, mut now, mut waited) = (Pace::default(), ms(0), ms(1000), ms(0));
+        let crowded_until = AtomicU64::new(0);
         let mut piece = |run, wait| {
             (ran, now, waited) = (ran + run, now + run + wait, waited + wait);
-            let rest = pace.piece(Sample { ran, now }, || waited);
+            let rest = pace.piece(Sample { ran, now }, || waited, &crowded_until);
             now += rest;
             rest
         };

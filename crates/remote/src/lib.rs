@@ -20,7 +20,7 @@ pub use address::{Address, Host};
 pub use peer::{Token, listen, serve};
 pub use sealed::Sealed;
 
-use fermata_linux::random;
+use fermata_linux::{clock::Stopwatch, pace, random};
 use fermata_store::remote::Remote;
 use futures_util::TryStreamExt as _;
 use limit::Limit;
@@ -47,8 +47,10 @@ const STALLED: Duration = Duration::from_secs(60);
 const STALLED_SOON: Duration = Duration::from_secs(5);
 /// A connection that carries fewer bytes a second is given up, and tried again.
 const SLOWEST: u64 = 16 << 10;
-/// What is sent at once to object storage, or where there is a limit: the least that S3 takes as a part.
+/// What is sent at once to object storage: the least that S3 takes as a part.
 const PART: usize = 5 << 20;
+/// What is written at once to a directory: some milliseconds' work for whoever writes it.
+const WRITTEN: usize = 1 << 20;
 /// In a directory: what is to become an object that is swapped, under the lock.
 const SWAPPING: &str = "swapping";
 /// What is no larger is sent in time on any line.
@@ -198,15 +200,20 @@ impl Connection {
         }
     }
 
-    /// Writes it in parts, each when it may travel.
-    fn write_in_parts(&self, place: &dyn ObjectStore, object: &str, bytes: &[u8]) -> io::Result<()> {
+    /// Writes it in parts of so many bytes, each when it may travel.
+    fn write_in_parts(&self, place: &dyn ObjectStore, object: &str, bytes: &[u8], part: usize) -> io::Result<()> {
+        let is_here = matches!(self.address, Address::Directory(_));
         self.runtime.block_on(async {
             let mut upload = place.put_multipart(&self.name(object)).await.map_err(told)?;
-            for part in bytes.chunks(PART) {
+            for part in bytes.chunks(part) {
                 self.wait(part.len()).await;
+                let watch = Stopwatch::start();
                 if let Err(error) = upload.put_part(part.to_vec().into()).await {
                     let _ = upload.abort().await;
                     return Err(told(error));
+                }
+                if is_here {
+                    tokio::time::sleep(pace::rest_after(watch.elapsed())).await;
                 }
             }
             upload.complete().await.map(drop).map_err(told)
@@ -279,8 +286,9 @@ impl Remote for Connection {
             Some(patient) if bytes.len() > SMALL => patient,
             _ => self.made_place()?,
         };
-        if bytes.len() > PART && (self.patient.is_some() || self.limit.is_some()) {
-            return self.write_in_parts(&**place, name, &bytes);
+        let part = if self.patient.is_some() { PART } else { WRITTEN };
+        if bytes.len() > part {
+            return self.write_in_parts(&**place, name, &bytes, part);
         }
         self.runtime.block_on(async {
             self.wait(bytes.len()).await;
