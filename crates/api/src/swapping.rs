@@ -16,7 +16,7 @@ use crate::{
 use fermata_experiment::remembered_working_set;
 use fermata_linux::{
     clock::{Stopwatch, wall_ns},
-    priority,
+    pace, priority,
     signals::on_termination,
 };
 use fermata_store::{Progress, Removal, Store, remote::Remote};
@@ -152,6 +152,8 @@ pub fn swap_out(
         priority::go_last();
         out.ahead().map_err(|error| Problem::new(format!("{} was not swapped out: {error}; it runs on as before", request.experiment)))?;
     }
+    // From here on machines stand still for it.
+    let _hurry = pace::hurry();
     // Until they stand there is nothing to bring back, and whoever wants an end has it at once.
     out.watch(left)?;
     let (swapped, freed_bytes) = match out.stop().and_then(|()| out.leave()) {
@@ -264,7 +266,7 @@ impl Out<'_> {
         }
         let mut before = u64::MAX;
         for _ in 0..ROUNDS_MAX {
-            let bytes = self.round("before swapping out")?.bytes;
+            let bytes = self.round("before swapping out", true)?.bytes;
             if bytes <= SMALL_BYTES || bytes > before / 100 * SHRINKS_PERCENT {
                 return Ok(());
             }
@@ -274,13 +276,13 @@ impl Out<'_> {
     }
 
     /// Takes a checkpoint and sends what the remote lacks.
-    fn round(&mut self, message: &str) -> Result<SwapRound, Problem> {
+    fn round(&mut self, message: &str, gentle: bool) -> Result<SwapRound, Problem> {
         let watch = Stopwatch::start();
         self.say("storing a checkpoint");
         let request = CheckpointRequest {
             run: Some(self.run.name.clone()),
             message: Some(message.to_owned()),
-            gentle: true,
+            gentle,
             ..CheckpointRequest::default()
         };
         let checkpoint = self.keeper.checkpoint(request, &|| true)?;
@@ -313,7 +315,7 @@ impl Out<'_> {
 
     /// The last checkpoint, of machines that stand and go on no more here. Returns the record that is left, and the bytes that the store gave back.
     fn leave(&mut self) -> Result<(SwappedOut, u64), Problem> {
-        let last = self.round("swapped out")?.checkpoint;
+        let last = self.round("swapped out", false)?.checkpoint;
         let mut swapped = self.record(last)?;
         let mut there = Vec::new();
         if let Some(to) = &self.request.to {

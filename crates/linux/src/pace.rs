@@ -4,14 +4,13 @@
 //! preemption nobody interrupts whoever copies within it, caches are filled with what he reads, and the disk is busy with what he writes. Doing less of it at a time is
 //! all that helps, and it costs nobody anything but whoever waits for its end.
 
-use crate::clock::monotonic;
 use rustix::{process::getpriority_process, time::ClockId};
 use std::{
     cell::RefCell,
     fs::File,
     marker::PhantomData,
     os::unix::fs::FileExt as _,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     time::Duration,
 };
 
@@ -19,28 +18,54 @@ use std::{
 const PIECE: Duration = Duration::from_millis(2);
 /// A rest is so many times as long as the piece before it.
 const REST: u32 = 5;
-/// Others want the processors, too, when a piece has waited for one for more than this part of its time.
-const CROWDED: u32 = 20;
-/// Whoever wanted them a moment ago is taken to go on.
-const GOES_ON: Duration = Duration::from_millis(500);
+/// How much of a processor's time is looked at together: within a single piece there is always somebody who wants it just once.
+const LOOK: Duration = Duration::from_millis(20);
+/// Others want the processors, too, when a thread has waited for one for more than this part of its time.
+const CROWDED: u32 = 16;
+
+/// Whether others wanted the processors when a thread last looked: what one has noticed holds for all.
+static IS_CROWDED: AtomicBool = AtomicBool::new(false);
+/// How many there are who wait for the end of what this process does.
+static HURRIES: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static PACE: RefCell<Pace> = RefCell::new(Pace::inherited());
 }
 
 /// To be called between short pieces of long work. A thread that goes last ([`crate::priority::go_last`]), or is [gentle](gently), rests here once it has done something
-/// for some milliseconds and had to wait for a processor, lately, while it did. For all others, and on a host with processors to spare, it is as good as nothing.
+/// for some milliseconds and others wanted the processors lately. For all others, and on a host with processors to spare, it is as good as nothing.
 pub fn rest() {
-    let rest = PACE.with_borrow_mut(|pace| pace.paced.then(Sample::of_caller).map(|now| pace.piece(now, waited, &CROWDED_UNTIL)));
-    if let Some(rest) = rest.filter(|rest| !rest.is_zero()) {
+    let rest = PACE.with_borrow_mut(|pace| pace.paced.then(|| pace.piece(ran(), waited, &IS_CROWDED)));
+    if let Some(rest) = rest.filter(|rest| !rest.is_zero() && !is_hurried()) {
         std::thread::sleep(rest);
     }
 }
 
 /// For how long to rest after work that took so long and that another thread did for the calling one.
 pub fn rest_after(work: Duration) -> Duration {
-    let paced = PACE.with_borrow(|pace| pace.paced);
-    if paced && is_before(monotonic(), &CROWDED_UNTIL) { work * REST } else { Duration::ZERO }
+    let rests = PACE.with_borrow(|pace| pace.paced) && IS_CROWDED.load(Ordering::Relaxed) && !is_hurried();
+    if rests { work * REST } else { Duration::ZERO }
+}
+
+fn is_hurried() -> bool {
+    HURRIES.load(Ordering::Relaxed) > 0
+}
+
+/// As long as this lives, nobody in this process rests: somebody waits for the end of what it does.
+pub fn hurry() -> Hurry {
+    HURRIES.fetch_add(1, Ordering::Relaxed);
+    Hurry(())
+}
+
+/// Somebody who waits.
+#[must_use]
+#[derive(Debug)]
+pub struct Hurry(());
+
+impl Drop for Hurry {
+    fn drop(&mut self) {
+        HURRIES.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// As long as this lives, the calling thread [rests](rest) between the pieces of its work.
@@ -69,19 +94,10 @@ pub(crate) fn from_now_on() {
     PACE.with_borrow_mut(|pace| pace.paced = true);
 }
 
-/// What a thread has had so far.
-#[derive(Debug, Clone, Copy, Default)]
-struct Sample {
-    /// Time on a processor.
-    ran: Duration,
-    now: Duration,
-}
-
-impl Sample {
-    fn of_caller() -> Self {
-        let ran = rustix::time::clock_gettime(ClockId::ThreadCPUTime);
-        Self { ran: Duration::new(ran.tv_sec as u64, ran.tv_nsec as u32), now: monotonic() }
-    }
+/// How long the calling thread has run so far.
+fn ran() -> Duration {
+    let ran = rustix::time::clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(ran.tv_sec as u64, ran.tv_nsec as u32)
 }
 
 /// How long the calling thread has waited for a processor so far (`proc_pid_schedstat(5)`). A kernel that does not count it says so never.
@@ -95,20 +111,13 @@ fn waited() -> Duration {
     Duration::from_nanos(second.unwrap_or(0))
 }
 
-/// Until when the host is taken to be crowded, ns: what one thread has noticed holds for all.
-static CROWDED_UNTIL: AtomicU64 = AtomicU64::new(0);
-
-fn is_before(now: Duration, until: &AtomicU64) -> bool {
-    now.as_nanos() < until.load(Ordering::Relaxed).into()
-}
-
 #[derive(Debug, Default)]
 struct Pace {
     paced: bool,
-    /// When the piece began.
-    began: Sample,
-    /// How long the thread had waited then.
-    waited: Duration,
+    /// What the thread had had when the piece began.
+    piece: Duration,
+    /// The same when it looked last, and how long it had waited for a processor by then.
+    look: (Duration, Duration),
 }
 
 impl Pace {
@@ -117,19 +126,20 @@ impl Pace {
         Self { paced: getpriority_process(None).is_ok_and(|nice| nice >= crate::priority::BEHIND), ..Self::default() }
     }
 
-    /// How long to rest, if a piece is done now.
-    fn piece(&mut self, now: Sample, waited: impl FnOnce() -> Duration, crowded_until: &AtomicU64) -> Duration {
-        let ran = now.ran.saturating_sub(self.began.ran);
-        if ran < PIECE {
+    /// How long to rest, if a piece is done now, of a thread that ran for so long. It looks whether that is called for, now and then.
+    fn piece(&mut self, ran: Duration, waited: impl FnOnce() -> Duration, is_crowded: &AtomicBool) -> Duration {
+        let piece = ran.saturating_sub(self.piece);
+        if piece < PIECE {
             return Duration::ZERO;
         }
-        let waited = waited();
-        if waited.saturating_sub(self.waited) > ran / CROWDED {
-            crowded_until.store((now.now + GOES_ON).as_nanos() as u64, Ordering::Relaxed);
+        self.piece = ran;
+        let (ran_then, waited_then) = self.look;
+        if ran.saturating_sub(ran_then) >= LOOK {
+            let waited = waited();
+            is_crowded.store(waited.saturating_sub(waited_then) > (ran - ran_then) / CROWDED, Ordering::Relaxed);
+            self.look = (ran, waited);
         }
-        let rest = if is_before(now.now, crowded_until) { ran * REST } else { Duration::ZERO };
-        (self.began, self.waited) = (now, waited);
-        rest
+        if is_crowded.load(Ordering::Relaxed) { piece * REST } else { Duration::ZERO }
     }
 }
 
@@ -140,24 +150,22 @@ mod tests {
     #[test]
     fn who_waits_rests_and_who_is_alone_does_not() {
         let ms = Duration::from_millis;
-        let (mut pace, mut ran, mut now, mut waited) = (Pace::default(), ms(0), ms(1000), ms(0));
-        let crowded_until = AtomicU64::new(0);
-        let mut piece = |run, wait| {
-            (ran, now, waited) = (ran + run, now + run + wait, waited + wait);
-            let rest = pace.piece(Sample { ran, now }, || waited, &crowded_until);
-            now += rest;
-            rest
+        let (mut pace, mut ran, mut waited, is_crowded) = (Pace::default(), ms(0), ms(0), AtomicBool::new(false));
+        let mut rests = |pieces: u32, piece: Duration, wait: Duration| {
+            let mut rests = Duration::ZERO;
+            for _ in 0..pieces {
+                (ran, waited) = (ran + piece, waited + wait);
+                rests += pace.piece(ran, || waited, &is_crowded);
+            }
+            rests
         };
-        // The first has all before it in it: whatever was waited for then.
-        piece(PIECE, ms(0));
-        assert_eq!(piece(PIECE, ms(0)), ms(0));
-        assert_eq!(piece(PIECE / 2, ms(1)), ms(0), "it is no piece yet");
-        assert_eq!(piece(PIECE / 2, ms(0)), PIECE * REST);
-        assert_eq!(piece(PIECE, ms(0)), PIECE * REST, "others go on");
-        assert_eq!(piece(ms(40), ms(0)), ms(40) * REST, "what cannot be interrupted is made up for");
-        let rests = std::iter::from_fn(|| Some(piece(PIECE, ms(0)))).take_while(|rest| !rest.is_zero()).count() as u32;
-        assert!(PIECE * (1 + REST) * rests <= GOES_ON, "{rests}");
-        assert_eq!(piece(ms(40), ms(1)), ms(0), "some waiting there is always");
+        assert_eq!(rests(100, PIECE, ms(0)), ms(0));
+        assert_eq!(rests(10, PIECE / 2, ms(1)), ms(0), "nobody has looked yet");
+        rests(10, PIECE / 2, ms(1));
+        assert_eq!(rests(5, PIECE, ms(1)), 5 * PIECE * REST);
+        rests(5, PIECE, ms(1));
+        assert_eq!(rests(1, ms(40), ms(3)), ms(40) * REST, "what cannot be interrupted is made up for");
+        assert_eq!(rests(1, ms(40), ms(2)), ms(0), "some waiting there is always");
     }
 
     #[test]
@@ -187,8 +195,8 @@ mod tests {
             own.set(rustix::thread::sched_getcpu());
             rustix::thread::sched_setaffinity(None, &own).unwrap();
             let other = std::thread::spawn(|| {
-                let until = monotonic() + Duration::from_millis(100);
-                while monotonic() < until {}
+                let watch = crate::clock::Stopwatch::start();
+                while watch.elapsed() < Duration::from_millis(100) {}
             });
             let before = waited();
             while !other.is_finished() {}
