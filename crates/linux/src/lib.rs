@@ -17,7 +17,7 @@
 //! - [`mounts`]: what is mounted where, and taking it away
 //! - [`writeback`]: whether written files could be kept
 //! - [`lock`], [`signals`]: how processes know of each other's lives and ends
-//! - [`priority`]: who goes first
+//! - [`priority`], [`pace`]: who goes first, and who rests meanwhile
 //! - [`clock`], [`random`]: the only places where time and randomness come in; [`timer`]: how to wait for an instant
 //!
 //! It knows no guest, no page table of ours and no store.

@@ -20,6 +20,7 @@ pub use address::{Address, Host};
 pub use peer::{Token, listen, serve};
 pub use sealed::Sealed;
 
+use axum::body::Bytes;
 use fermata_linux::{clock::Stopwatch, pace, random};
 use fermata_store::remote::Remote;
 use futures_util::TryStreamExt as _;
@@ -49,8 +50,10 @@ const STALLED_SOON: Duration = Duration::from_secs(5);
 const SLOWEST: u64 = 16 << 10;
 /// What is sent at once to object storage: the least that S3 takes as a part.
 const PART: usize = 5 << 20;
-/// What is read or written at once in a directory: less than a millisecond's work or two.
-const PIECE: usize = 1 << 20;
+/// What is written to a directory before a rest.
+const WRITTEN: usize = 1 << 20;
+/// What a directory is asked for, or given, at once: on a kernel without preemption whoever is woken beside that waits until it has been copied.
+const PIECE: usize = 64 << 10;
 /// In a directory: what is to become an object that is swapped, under the lock.
 const SWAPPING: &str = "swapping";
 /// What is no larger is sent in time on any line.
@@ -184,10 +187,11 @@ impl Connection {
             match got.payload {
                 // Here and now: a thread of its own for each piece would only take turns with this one.
                 GetResultPayload::File(file, _) => {
-                    bytes.resize(length as usize, 0);
-                    for (number, piece) in (0..).zip(bytes.chunks_mut(PIECE)) {
-                        self.wait(piece.len()).await;
-                        file.read_exact_at(piece, got.range.start + number * PIECE as u64)?;
+                    while let Some(left) = (length as usize).checked_sub(bytes.len()).filter(|left| *left > 0) {
+                        let at = bytes.len();
+                        bytes.resize(at + left.min(PIECE), 0);
+                        self.wait(bytes.len() - at).await;
+                        file.read_exact_at(&mut bytes[at..], got.range.start + at as u64)?;
                         pace::rest();
                     }
                 }
@@ -213,14 +217,16 @@ impl Connection {
     }
 
     /// Writes it in parts of so many bytes, each when it may travel.
-    fn write_in_parts(&self, place: &dyn ObjectStore, object: &str, bytes: &[u8], part: usize) -> io::Result<()> {
+    fn write_in_parts(&self, place: &dyn ObjectStore, object: &str, mut bytes: Bytes, part: usize) -> io::Result<()> {
         let is_here = matches!(self.address, Address::Directory(_));
         self.runtime.block_on(async {
             let mut upload = place.put_multipart(&self.name(object)).await.map_err(told)?;
-            for part in bytes.chunks(part) {
+            while !bytes.is_empty() {
+                let part = bytes.split_to(part.min(bytes.len()));
                 self.wait(part.len()).await;
                 let watch = Stopwatch::start();
-                if let Err(error) = upload.put_part(part.to_vec().into()).await {
+                let pieces = (0..part.len()).step_by(PIECE).map(|at| part.slice(at..part.len().min(at + PIECE)));
+                if let Err(error) = upload.put_part(pieces.collect()).await {
                     let _ = upload.abort().await;
                     return Err(told(error));
                 }
@@ -298,9 +304,9 @@ impl Remote for Connection {
             Some(patient) if bytes.len() > SMALL => patient,
             _ => self.made_place()?,
         };
-        let part = if self.patient.is_some() { PART } else { PIECE };
+        let part = if self.patient.is_some() { PART } else { WRITTEN };
         if bytes.len() > part {
-            return self.write_in_parts(&**place, name, &bytes, part);
+            return self.write_in_parts(&**place, name, bytes.into(), part);
         }
         self.runtime.block_on(async {
             self.wait(bytes.len()).await;

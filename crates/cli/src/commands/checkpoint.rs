@@ -40,7 +40,7 @@ pub struct Checkpoint {
     paranoid: bool,
     /// Store it without hurry, for guests that keep the processors busy
     ///
-    /// The pause is the same. What is stored behind it is stored with rests, five times as long as the work between them, for as long as others want the processors.
+    /// The pause is the same. What is stored behind it is stored with rests, eight times as long as the work between them, for as long as others want the processors.
     #[arg(long)]
     gentle: bool,
     /// Wait for this instant of the machines' virtual time: +5s from now, or 12.5s as the log counts

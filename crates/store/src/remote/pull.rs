@@ -384,4 +384,23 @@ mod tests {
             assert_eq!(store.record(&ids[ids.len() - 1]).unwrap(), from.record(&ids[ids.len() - 1]).unwrap());
         }
     }
+
+    #[test]
+    fn who_copies_can_rest_between_the_pieces() {
+        thread_local! {
+            static RESTS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+        }
+        let rest = || RESTS.set(RESTS.get() + 1);
+        let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+        let (from, to) = (store(here.path()), store(there.path()));
+        let ids = history(&from, 3);
+        for store in [&from, &to] {
+            store.rest_by(rest);
+            store.rest_by(|| panic!("the first one stays"));
+        }
+        push(&from, &place, &ids).unwrap();
+        let sent = RESTS.replace(0);
+        to.pull(&place, "lab", &ids, &PullOptions::default(), &mut |_, _| {}).unwrap();
+        assert!(sent > 0 && RESTS.get() >= ids.len() as u32, "{sent} and {}", RESTS.get());
+    }
 }

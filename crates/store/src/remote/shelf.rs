@@ -23,7 +23,8 @@ use crate::{
 use fermata_types::{BlobName, NodeName, PackId, PageBuf, PageName, Root, ZERO_PAGE};
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
-    fs, io,
+    fs,
+    io::{self, Write as _},
     sync::Arc,
 };
 
@@ -31,6 +32,9 @@ use std::{
 const DELTAS_MAX: u32 = 64;
 /// Bytes of a pack at most: of the largest blob, and what is gathered besides.
 const PACK_MAX: u64 = BLOB_MAX as u64 + (256 << 20);
+
+/// What is written at once of a pack that came: on a kernel without preemption whoever is woken beside that waits until it has been copied.
+const PIECE: usize = 64 << 10;
 
 /// Frames that are kept: a node and its base lie in different ones, and their neighbours likewise.
 const FRAMES: usize = 8;
@@ -262,14 +266,16 @@ impl<'a> Shelf<'a> {
         let directory = path.parent().expect("a place has a directory");
         fs::create_dir_all(directory).map_err(failed)?;
         // Another one who pulls the same writes the same.
-        let temp = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
-        fs::write(temp.path(), chunks::sealed(&self.incoming.sealing, &bytes)).map_err(failed)?;
+        let mut temp = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
+        for piece in chunks::sealed(&self.incoming.sealing, &bytes).chunks(PIECE) {
+            temp.write_all(piece).map_err(failed)?;
+            (self.store.0.rest())();
+        }
         temp.persist(&path).map_err(|error| failed(error.error))?;
         read().map_err(|error| match error {
             Error::Corrupt { detail, .. } => damaged(self.remote, &object, detail),
             error => error,
         })?;
-        (self.store.0.rest())();
         Ok(pack.length)
     }
 
