@@ -22,7 +22,7 @@ pub use sealed::Sealed;
 
 use axum::body::Bytes;
 use fermata_linux::{clock::Stopwatch, pace, random};
-use fermata_store::remote::Remote;
+use fermata_store::remote::{COPIED_AT_ONCE, Remote};
 use futures_util::TryStreamExt as _;
 use limit::Limit;
 use object_store::{
@@ -52,8 +52,6 @@ const SLOWEST: u64 = 16 << 10;
 const PART: usize = 5 << 20;
 /// What is written to a directory before a rest.
 const WRITTEN: usize = 1 << 20;
-/// What a directory is asked for, or given, at once: on a kernel without preemption whoever is woken beside that waits until it has been copied.
-const PIECE: usize = 64 << 10;
 /// In a directory: what is to become an object that is swapped, under the lock.
 const SWAPPING: &str = "swapping";
 /// What is no larger is sent in time on any line.
@@ -187,9 +185,9 @@ impl Connection {
             match got.payload {
                 // Here and now: a thread of its own for each piece would only take turns with this one.
                 GetResultPayload::File(file, _) => {
-                    while let Some(left) = (length as usize).checked_sub(bytes.len()).filter(|left| *left > 0) {
+                    while bytes.len() < length as usize {
                         let at = bytes.len();
-                        bytes.resize(at + left.min(PIECE), 0);
+                        bytes.resize((at + COPIED_AT_ONCE).min(length as usize), 0);
                         self.wait(bytes.len() - at).await;
                         file.read_exact_at(&mut bytes[at..], got.range.start + at as u64)?;
                         pace::rest();
@@ -225,7 +223,7 @@ impl Connection {
                 let part = bytes.split_to(part.min(bytes.len()));
                 self.wait(part.len()).await;
                 let watch = Stopwatch::start();
-                let pieces = (0..part.len()).step_by(PIECE).map(|at| part.slice(at..part.len().min(at + PIECE)));
+                let pieces = (0..part.len()).step_by(COPIED_AT_ONCE).map(|at| part.slice(at..part.len().min(at + COPIED_AT_ONCE)));
                 if let Err(error) = upload.put_part(pieces.collect()).await {
                     let _ = upload.abort().await;
                     return Err(told(error));

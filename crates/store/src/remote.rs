@@ -51,6 +51,8 @@ use std::{
     thread,
 };
 
+/// Bytes that a file here is asked for, or given, at once while packs travel: on a kernel without preemption whoever is woken beside that waits until they have been copied.
+pub const COPIED_AT_ONCE: usize = 64 << 10;
 /// What the object [`FORMAT`] of a remote holds.
 const FORMAT_TEXT: &str = "fermata remote 1\n";
 const FORMAT: &str = "format";

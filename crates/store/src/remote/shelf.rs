@@ -1,7 +1,7 @@
 //! What has come from a remote, or is to come: its packs lie beside the store until all that is wanted of them is in it.
 
 use super::{
-    CopyStage, Name, Remote,
+    COPIED_AT_ONCE, CopyStage, Name, Remote,
     catalog::{Catalog, Place, pack_name},
     damaged,
     lease::Going,
@@ -32,9 +32,6 @@ use std::{
 const DELTAS_MAX: u32 = 64;
 /// Bytes of a pack at most: of the largest blob, and what is gathered besides.
 const PACK_MAX: u64 = BLOB_MAX as u64 + (256 << 20);
-
-/// What is written at once of a pack that came: on a kernel without preemption whoever is woken beside that waits until it has been copied.
-const PIECE: usize = 64 << 10;
 
 /// Frames that are kept: a node and its base lie in different ones, and their neighbours likewise.
 const FRAMES: usize = 8;
@@ -267,7 +264,7 @@ impl<'a> Shelf<'a> {
         fs::create_dir_all(directory).map_err(failed)?;
         // Another one who pulls the same writes the same.
         let mut temp = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
-        for piece in chunks::sealed(&self.incoming.sealing, &bytes).chunks(PIECE) {
+        for piece in chunks::sealed(&self.incoming.sealing, &bytes).chunks(COPIED_AT_ONCE) {
             temp.write_all(piece).map_err(failed)?;
             (self.store.0.rest())();
         }
