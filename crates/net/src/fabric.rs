@@ -272,7 +272,9 @@ impl Fabric {
     pub fn change(&self, interface: InterfaceId, change: &Change) -> Result<(), TopologyError> {
         let now = self.shared.clock.now();
         let Some(mut state) = self.shared.state() else { return Err(TopologyError(format!("the network is served no more: {LOST}"))) };
-        self.shared.take_in(&mut state);
+        if !state.frozen {
+            self.shared.take_in(&mut state);
+        }
         state.world.set(now, interface, change)?;
         drop(state);
         self.shared.turn(None);
@@ -412,6 +414,7 @@ impl Shared {
         self.turn(None);
     }
 
+    /// Puts what guests have sent into the world. Not to be called while some machines have gone on after a pause and the clock has not.
     fn take_in(&self, state: &mut State) {
         let sent = std::mem::take(&mut self.inbox().sent);
         sent.iter().for_each(|sent| state.world.put_in(sent.at, sent.from, &sent.frame));
@@ -420,13 +423,14 @@ impl Shared {
     /// Does what there is to do now. The guest of `retry` may have buffers again.
     pub(crate) fn turn(&self, retry: Option<InterfaceId>) {
         let Some(mut state) = self.state() else { return };
-        self.take_in(&mut state);
         if let Some(interface) = retry {
             state.world.retry(interface);
         }
+        // Whoever sends then may have gone on before others, and what time it is for that frame is known only when the clock goes on.
         if state.frozen {
             return;
         }
+        self.take_in(&mut state);
         let State { world, listening, receiver, .. } = &mut *state;
         let now = self.clock.now();
         // What was sent last before a pause may have been later than what the clock goes on from.

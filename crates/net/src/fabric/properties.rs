@@ -171,6 +171,8 @@ struct Pause {
     onward: Onward,
     /// By how much later their own clocks go on.
     later: Option<u32>,
+    /// How long each waits that sends before the last machine has gone on, and the last one after them.
+    apart: u64,
     /// Who sends before the last machine has gone on.
     first: Vec<(u8, u8)>,
     /// A guest that was resetting its interface just then.
@@ -263,9 +265,14 @@ impl Scene {
                 Event::Lay(guest, count) => self.lay(*guest, *count),
                 Event::Reset(guest) => self.reset(*guest),
                 Event::Pause(pause) if self.pauses => self.pause(pause),
-                Event::Pause(Pause { early, first, reset, .. }) => {
+                Event::Pause(Pause { early, apart, first, reset, .. }) => {
                     reset.iter().for_each(|guest| self.reset(*guest));
-                    [early, first].into_iter().flatten().for_each(|(from, to)| self.send(*from, *to));
+                    // What is due from now on is handed over when the last machine has gone on.
+                    assert!(!self.shared.freeze());
+                    early.iter().for_each(|(from, to)| self.send(*from, *to));
+                    self.go_on(first, *apart);
+                    self.shared.thaw();
+                    self.look();
                 }
             }
         }
@@ -274,8 +281,17 @@ impl Scene {
         (0..GUESTS).for_each(|guest| self.lay(guest, RING));
     }
 
+    /// Machines go on one after the other, and send. Their workers take turns, or are held up.
+    fn go_on(&mut self, first: &[(u8, u8)], apart: u64) {
+        for ((from, to), held_up) in first.iter().zip([false, true].into_iter().cycle()) {
+            HOST.set(HOST.get() + apart);
+            self.send_as(*from, *to, held_up);
+        }
+        HOST.set(HOST.get() + apart);
+    }
+
     /// What a checkpoint does, or a journey.
-    fn pause(&mut self, Pause { early, skew, stood, onward, later, first, reset }: &Pause) {
+    fn pause(&mut self, Pause { early, skew, stood, onward, later, apart, first, reset }: &Pause) {
         if let Some(guest) = reset {
             let guest = &mut self.guests[usize::from(*guest)];
             guest.stop();
@@ -299,12 +315,14 @@ impl Scene {
         self.shared.turn(None);
         let at = self.shared.clock.instant();
         self.guests.iter_mut().zip(positions).for_each(|(guest, positions)| guest.go_on(positions));
-        first.iter().zip([false, true].into_iter().cycle()).for_each(|((from, to), held_up)| self.send_as(*from, *to, held_up));
+        let went = HOST.get();
+        self.go_on(first, *apart);
         assert_eq!(self.came.len(), came, "nothing is handed over while the network is frozen");
         if let Some(later) = later {
             let later = u64::from(*later);
             self.ahead += later;
-            self.shared.machines_run(VirtualTime::from_ns(at.ns + later), host(), later as i64);
+            let passed = HOST.get() - went;
+            self.shared.machines_run(VirtualTime::from_ns(at.ns + later + passed), host(), later as i64);
         }
         self.shared.thaw();
         self.look();
@@ -355,13 +373,16 @@ fn pause(resets: bool) -> impl Strategy<Value = Event> {
     let onward = prop_oneof![Just(Onward::Here), Just(Onward::Captured), Just(Onward::Back), Just(Onward::Elsewhere)];
     let reset = if resets { prop::option::weighted(0.2, 0..GUESTS).boxed() } else { Just(None).boxed() };
     let skew = prop_oneof![Just(0), 0..400_000_u64];
-    (pairs(), skew, 0..5_000_000_u64, onward, prop::option::of(any::<u32>()), pairs(), reset).prop_map(
-        |(early, skew, stood, onward, later, first, reset)| {
+    let apart = prop_oneof![Just(0), 0..3_000_000_u64];
+    (pairs(), skew, 0..5_000_000_u64, onward, prop::option::of(any::<u32>()), apart, pairs(), reset).prop_map(
+        |(early, skew, stood, onward, later, apart, first, reset)| {
             // Who is sent something while it resets its interface may get it or not. And a machine that goes on when the network's clock shows more than the instant
             // has what it sends then a little later than it could have.
             let early = if reset.is_some() { Vec::new() } else { early };
             let first = if skew > 0 || reset.is_some() { Vec::new() } else { first };
-            Event::Pause(Pause { early, skew, stood, onward, later, first, reset })
+            // Where nobody knows the machines' clocks, the network's begins when the last one has gone on.
+            let apart = if later.is_some() { apart } else { 0 };
+            Event::Pause(Pause { early, skew, stood, onward, later, apart, first, reset })
         },
     )
 }
@@ -429,7 +450,13 @@ proptest! {
                 Event::Send(..) => due.push(now + delay_ns),
                 Event::Wait(time) => now += time,
                 Event::Lay(_, count) => room.extend((0..*count).map(|_| now)),
-                Event::Pause(pause) => due.extend(pause.early.iter().chain(&pause.first).map(|_| now + delay_ns)),
+                Event::Pause(Pause { early, apart, first, .. }) => {
+                    let end = now + (first.len() as u64 + 1) * apart;
+                    due.iter_mut().filter(|due| **due > now).for_each(|due| *due = end.max(*due));
+                    let sent = early.iter().map(|_| now).chain((1..).zip(first).map(|(turn, _)| now + turn * apart));
+                    due.extend(sent.map(|sent| end.max(sent + delay_ns)));
+                    now = end;
+                }
                 Event::Reset(_) => {}
             }
         }
