@@ -10,7 +10,7 @@ use fermata_remote::{Address, Sealed};
 pub use fermata_store::{Encryption, remote::RefName};
 use fermata_store::{
     Progress, Record, Secret, Store,
-    remote::{CopyStage, Pull, PullOptions, PushOptions, Remote, check_identity, identity, make_remote},
+    remote::{CopyStage, Pull, PullOptions, PushOptions, RefSet, Remote, check_identity, identity, make_remote},
 };
 use fermata_types::{CheckpointId, ImageId};
 use serde::{Deserialize, Serialize};
@@ -286,8 +286,9 @@ pub fn push(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
     }
     let identity = make(store, &entry, remote)?;
     let options = PushOptions { jobs: request.jobs, images: !request.without_images, identity };
-    let pushed = opened.push(remote, &ids, &options, &mut |stage, progress| busy(activity(stage, "sending", "pages", progress)));
-    let pushed = pushed.map_err(|error| match (error, closed.into_iter().next()) {
+    let mut send =
+        |ids: &[_]| opened.push(remote, ids, &options, &mut |stage, progress| busy(activity(stage, "sending", "pages", progress)));
+    let pushed = send(&ids).map_err(|error| match (error, closed.into_iter().next()) {
         (fermata_store::Error::ImageNotOpen { .. }, Some((_, error))) => error,
         (error, _) => problem(error),
     })?;
@@ -310,28 +311,42 @@ pub fn push(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
         } else {
             images.into_keys().map(|id| CopiedImage { id, outcome: ImageOutcome::Sent }).collect()
         },
-        refs: push_refs(&opened, remote, request, named, &parents)?,
+        refs: push_refs(&opened, remote, request, named, &parents, &mut |id| send(&[id]).map(drop).map_err(problem))?,
         gone: pushed.gone.clone(),
     })
 }
 
-/// Moves branches and tags on a remote to where they are here.
+/// Moves branches and tags on a remote to where they are here. `again` sends a checkpoint that somebody removed there meanwhile.
 fn push_refs(
     store: &Store,
     remote: &dyn Remote,
     request: &CopyRequest,
     named: impl Iterator<Item = Named>,
     parents: &HashMap<CheckpointId, Option<CheckpointId>>,
+    again: &mut dyn FnMut(CheckpointId) -> Result<(), Problem>,
 ) -> Result<Vec<CopiedRef>, Problem> {
     let there = store.remote_refs(remote, &request.experiment).map_err(problem)?;
     let push = |(name, id): Named| {
         let before = there.get(&name).copied();
         let mut outcome = outcome(&name, id, before, parents, request.force);
-        if matches!(outcome, Outcome::New | Outcome::Moved)
-            && !store.set_remote_ref(remote, &request.experiment, &name, before.as_ref(), &id).map_err(problem)?
-        {
-            // Somebody else was faster; whoever pushes again is told where it is.
-            outcome = Outcome::Left { at: before.unwrap_or(id) };
+        if matches!(outcome, Outcome::New | Outcome::Moved) {
+            let set = || store.set_remote_ref(remote, &request.experiment, &name, before.as_ref(), &id).map_err(problem);
+            let mut came = set()?;
+            if came == RefSet::Gone {
+                again(id)?;
+                came = set()?;
+            }
+            match came {
+                RefSet::Done => {}
+                // Somebody else was faster; whoever pushes again is told where it is.
+                RefSet::Elsewhere => outcome = Outcome::Left { at: before.unwrap_or(id) },
+                RefSet::Gone => {
+                    return Err(Problem::new(format!(
+                        "checkpoint {} is removed from {remote} again and again: push when that is over",
+                        id.short()
+                    )));
+                }
+            }
         }
         Ok(CopiedRef { name, checkpoint: id, outcome })
     };

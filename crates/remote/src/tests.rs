@@ -3,7 +3,7 @@
 use super::*;
 use fermata_store::{
     Cost, Record, Secret, Store, VerifyOptions,
-    remote::{PruneOptions, PullOptions, PushOptions, RefName, check_identity, identity, make_remote},
+    remote::{PruneOptions, PullOptions, PushOptions, RefName, RefSet, check_identity, identity, make_remote},
 };
 use fermata_types::{CheckpointId, PAGE_SIZE, PageBuf, PartKind, PartState, Root};
 use s3::SECRET;
@@ -315,8 +315,8 @@ fn checkpoints_go_there_and_come_back() {
         let [experiment] = experiments.as_slice() else { panic!("{experiments:?}") };
         assert_eq!(experiment, &store.record(&ids[0]).unwrap().experiment);
         let branch = RefName::Branch("what-if".to_owned());
-        assert!(store.set_remote_ref(place, experiment, &branch, None, &ids[3]).unwrap());
-        assert!(!store.set_remote_ref(place, experiment, &branch, None, &ids[2]).unwrap());
+        assert_eq!(store.set_remote_ref(place, experiment, &branch, None, &ids[3]).unwrap(), RefSet::Done);
+        assert_eq!(store.set_remote_ref(place, experiment, &branch, None, &ids[2]).unwrap(), RefSet::Elsewhere);
         assert_eq!(other.remote_refs(place, experiment).unwrap(), [(branch, ids[3])].into());
         let listed = other.remote_checkpoints(place, experiment).unwrap();
         let pulled = other.pull(place, experiment, &listed, &PullOptions::default(), &mut |_, _| {}).unwrap();

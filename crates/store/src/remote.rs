@@ -251,7 +251,10 @@ impl Store {
         Ok(refs)
     }
 
-    /// Moves a branch or tag on a remote, or makes it, if it is still where it was `before`. False: somebody else moved it meanwhile.
+    /// Moves a branch or tag on a remote, or makes it, if it is still where it was `before`.
+    ///
+    /// Whoever removes checkpoints there looks at the branches after that, and this looks at the checkpoint after the branch: so one of them sees the other,
+    /// and no branch is left on a checkpoint that is not there.
     pub fn set_remote_ref(
         &self,
         remote: &dyn Remote,
@@ -259,16 +262,43 @@ impl Store {
         name: &RefName,
         before: Option<&CheckpointId>,
         id: &CheckpointId,
-    ) -> Result<bool> {
+    ) -> Result<RefSet> {
         let (kind, name) = match name {
             RefName::Branch(name) => ("b", name),
             RefName::Tag(name) => ("t", name),
         };
         let object = format!("refs/{}/{kind}/{}", escape(experiment), escape(name));
         let text = |id: &CheckpointId| format!("{id}\n").into_bytes();
-        let swapped = remote.swap(&object, before.map(text).as_deref(), text(id));
-        swapped.map_err(Error::io("write", &place(remote, &object)))
+        let swap = |from: Option<&CheckpointId>, to: &CheckpointId| {
+            remote.swap(&object, from.map(text).as_deref(), text(to)).map_err(Error::io("write", &place(remote, &object)))
+        };
+        let is_there = || get(remote, &record_name(experiment, id), RECORD_MAX as u64).map(|found| found.is_some());
+        if !is_there()? {
+            return Ok(RefSet::Gone);
+        }
+        // An earlier try may have set it.
+        if !swap(before, id)? && get(remote, &object, REF_MAX)? != Some(text(id)) {
+            return Ok(RefSet::Elsewhere);
+        }
+        if is_there()? {
+            return Ok(RefSet::Done);
+        }
+        if let Some(before) = before {
+            swap(Some(id), before)?;
+        }
+        Ok(RefSet::Gone)
     }
+}
+
+/// What came of setting a branch or a tag on a remote.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RefSet {
+    /// It is there.
+    Done,
+    /// Somebody else moved it meanwhile.
+    Elsewhere,
+    /// Somebody removed the checkpoint there. When it was pushed again, this can be tried again.
+    Gone,
 }
 
 impl Store {

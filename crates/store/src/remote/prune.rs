@@ -144,10 +144,12 @@ struct Prune<'a> {
 impl Prune<'_> {
     fn all(&mut self, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
         let mut claim = Claim::take(self.remote)?;
+        let mut removed = 0;
         for (experiment, ids) in &self.options.checkpoints {
-            self.remove_records(experiment, ids)?;
+            removed += self.remove_records(experiment, ids)?;
         }
         let more = self.plan(&claim.going, progress)?;
+        self.told.checkpoints = removed;
         claim.announce(more)?;
         self.wait(&mut claim, progress)?;
         // What came meanwhile counts, and what stays is to be whole.
@@ -170,22 +172,29 @@ impl Prune<'_> {
         self.remote.remove(object).map_err(Error::io("remove", &place(self.remote, object)))
     }
 
-    /// Removes records. Those who descend from them learn from whom they descend now.
-    fn remove_records(&self, experiment: &str, ids: &BTreeSet<CheckpointId>) -> Result<()> {
-        let mut parents = HashMap::new();
+    /// Removes records, and tells how many. Those who descend from them learn from whom they descend now.
+    fn remove_records(&self, experiment: &str, ids: &BTreeSet<CheckpointId>) -> Result<u64> {
+        let mut records = HashMap::new();
         for id in ids {
-            parents.insert(*id, record(self.remote, experiment, id)?.0.parent);
+            records.insert(*id, record(self.remote, experiment, id)?);
         }
         let there: HashSet<_> = super::checkpoints_on(self.remote, experiment)?.into_iter().filter(|id| !ids.contains(id)).collect();
         for id in ids {
-            let mut at = parents[id];
-            while let Some(parent) = at.and_then(|id| parents.get(&id)) {
-                at = *parent;
+            let mut at = Some(*id);
+            while let Some((removed, _)) = at.and_then(|id| records.get(&id)) {
+                at = removed.parent;
             }
             let (ancestor, _) = lines::nearest(self.remote, experiment, at, |id| Ok(there.contains(id)))?;
             lines::put(self.remote, experiment, &(*id, ancestor))?;
         }
-        ids.iter().try_for_each(|id| self.remove(&record_name(experiment, id)))
+        ids.iter().try_for_each(|id| self.remove(&record_name(experiment, id)))?;
+        // What a branch or a tag has come to be on since it was looked is put back: nothing below it has gone yet. See `Store::set_remote_ref`.
+        let named: BTreeSet<_> = self.shelf.store.remote_refs(self.remote, experiment)?.into_values().collect();
+        for id in named.intersection(ids) {
+            let object = record_name(experiment, id);
+            self.remote.put(&object, records[id].1.clone()).map_err(Error::io("write", &place(self.remote, &object)))?;
+        }
+        Ok(ids.difference(&named).count() as u64)
     }
 
     fn needs(&self) -> Result<Needs> {

@@ -328,14 +328,14 @@ fn somebody_may_push_at_any_step_of_a_push() {
         let (pusher, at, ids, branch) = (other.clone(), place.clone(), theirs.clone(), main.clone());
         place.after(steps, move || {
             push(&pusher, &at, &ids).unwrap();
-            assert!(pusher.set_remote_ref(&at, "lab", &branch, None, &ids[3]).unwrap());
+            assert_eq!(pusher.set_remote_ref(&*at, "lab", &branch, None, &ids[3]).unwrap(), RefSet::Done);
         });
         push(&one, &place, &mine).unwrap_or_else(|error| panic!("after {steps} steps: {error}"));
         if place.meanwhile.lock().unwrap().take().is_some() {
             assert!(steps > 8, "only {steps} steps");
             return;
         }
-        assert!(!one.set_remote_ref(&place, "lab", &main, None, &mine[3]).unwrap());
+        assert_eq!(one.set_remote_ref(&*place, "lab", &main, None, &mine[3]).unwrap(), RefSet::Elsewhere);
         let shown = to.remote_checkpoints(&place, "lab").unwrap();
         assert_eq!(shown.iter().collect::<HashSet<_>>(), mine.iter().chain(&theirs).collect(), "after {steps} steps");
         pull(&to, &place, &shown).unwrap_or_else(|error| panic!("after {steps} steps: {error}"));

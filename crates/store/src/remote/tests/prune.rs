@@ -229,6 +229,83 @@ fn what_is_removed_may_be_pushed_again_at_any_step_of_that() {
     }
 }
 
+fn set_tag(store: &Store, place: &Place, id: &CheckpointId) -> RefSet {
+    store.set_remote_ref(place, "lab", &RefName::Tag("good".into()), None, id).unwrap()
+}
+
+/// A tag that is there is on a checkpoint that is there.
+#[track_caller]
+fn assert_named(store: &Store, place: &Place, id: &CheckpointId, is_named: bool, what: &str) {
+    let named: Vec<_> = store.remote_refs(place, "lab").unwrap().into_values().collect();
+    assert_eq!(named, [*id][..usize::from(is_named)], "{what}");
+    assert!(!is_named || store.remote_checkpoints(place, "lab").unwrap().contains(id), "{what}: a tag on nothing");
+}
+
+/// Another host sets a tag on what is removed, between any two steps of that: it is there afterwards, or the tag could not be set.
+#[test]
+fn a_tag_may_be_set_at_any_step_of_a_prune() {
+    let (here, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let from = store(here.path());
+    let ids = history(&from, 3);
+    let other = store(elsewhere.path());
+    let (mut kept, mut refused, mut gone) = (0, 0, 0);
+    for steps in 0.. {
+        let place = Arc::new(Place::new());
+        ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+        let came = Arc::new(Mutex::new(None));
+        let (setter, there, id, result) = (from.clone(), place.clone(), ids[0], came.clone());
+        place.after(steps, move || *result.lock().unwrap() = Some(set_tag(&setter, &there, &id)));
+        let pruned = prune(&other, &place, &ids[..2]);
+        place.meanwhile.lock().unwrap().take();
+        let what = format!("after {steps} steps: {pruned:?}");
+        let Some(came) = came.lock().unwrap().take() else {
+            assert!(kept > 2 && refused > 2 && gone > 10, "{kept} times kept, {refused} times refused, {gone} times gone");
+            return;
+        };
+        assert_named(&from, &place, &ids[0], came == RefSet::Done, &what);
+        assert_all_whole(&place, &from, &what);
+        match pruned {
+            Err(_) => refused += 1,
+            Ok(Pruned { checkpoints: 1, .. }) => kept += 1,
+            Ok(Pruned { checkpoints, .. }) => {
+                assert_eq!((checkpoints, came), (2, RefSet::Gone), "{what}");
+                gone += 1;
+            }
+        }
+    }
+}
+
+/// Another host removes what a tag is just being set on, between any two steps of that. Where it could not be set it can be when it was pushed again.
+#[test]
+fn somebody_may_prune_at_any_step_of_setting_a_tag() {
+    let (here, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let from = store(here.path());
+    let ids = history(&from, 3);
+    let mut gone = 0;
+    for steps in 0.. {
+        let place = Arc::new(Place::new());
+        ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+        let (other, there, all) = (store(elsewhere.path()), place.clone(), ids[..2].to_vec());
+        // It is refused if the tag is there already.
+        place.after(steps, move || _ = prune(&other, &there, &all));
+        let came = set_tag(&from, &place, &ids[0]);
+        let is_over = place.meanwhile.lock().unwrap().take().is_some();
+        let what = format!("after {steps} steps");
+        assert_all_whole(&place, &from, &what);
+        if came == RefSet::Gone {
+            gone += 1;
+            push(&from, &place, &ids[..1]).unwrap();
+            assert_eq!(set_tag(&from, &place, &ids[0]), RefSet::Done, "{what}");
+        }
+        assert_named(&from, &place, &ids[0], true, &what);
+        assert_all_whole(&place, &from, &what);
+        if is_over {
+            assert!(gone > 1, "{gone} times gone");
+            return;
+        }
+    }
+}
+
 /// Another host removes, from beginning to end and taking the push for dead, between any two steps of a push. What the push then shows is whole, or it fails.
 #[test]
 fn somebody_may_prune_at_any_step_of_a_push() {
