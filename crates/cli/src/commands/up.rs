@@ -27,6 +27,7 @@ use std::{
 Examples:
   fermata up machine.yaml --every 2s
   fermata up machine.yaml --every 2s --keep 'last 20, every 2s for 1m, every 1m for 1h'
+  fermata up replicas.yaml                # several machines, and links between them: docs/spec.md
   fermata up debian.qcow2 --memory 2G --cpus 2
   fermata up --kernel vmlinuz --initrd initrd.gz --cmdline console=ttyS0 --deterministic
 
@@ -179,9 +180,7 @@ impl Up {
                         path.display()
                     )));
                 }
-                let file = SpecFile::read(path)?;
-                file.check_files()?;
-                rename(file.into_spec(), self.name)
+                rename(SpecFile::read(path)?.into_spec(), self.name)
             }
             None if self.machine.kernel.is_none() && self.machine.disk.is_empty() => Err(Failure::Misuse(
                 "what shall run? Name a specification (machine.yaml), an image (debian.qcow2), a --kernel or a --disk".to_owned(),

@@ -150,10 +150,12 @@ impl Fault {
 pub(super) struct Faults {
     faults: Vec<Fault>,
     left_out: usize,
+    found: usize,
 }
 
 impl Faults {
     pub fn push(&mut self, fault: Fault) {
+        self.found += 1;
         // Values that come from `defaults` or through an alias are looked at once for each node that they reach.
         if self.faults.len() == FAULTS_KEPT_MAX {
             self.left_out += 1;
@@ -168,6 +170,16 @@ impl Faults {
 
     pub fn is_empty(&self) -> bool {
         self.faults.is_empty()
+    }
+
+    /// How often one was found so far, were it the same one: who reads something knows by it whether all of that could be read.
+    pub fn found(&self) -> usize {
+        self.found
+    }
+
+    /// Whether one is just there.
+    pub fn is_at(&self, span: &Span) -> bool {
+        self.faults.iter().any(|fault| fault.labels[0].0 == *span)
     }
 
     /// Succeeds when there are none. Faults have places when there is a text.

@@ -26,20 +26,28 @@ pub struct SpecFile {
 }
 
 impl SpecFile {
-    /// Reads and parses a file of at most 1 MiB. Relative paths in it start at its directory.
+    /// Reads and parses a file of at most 1 MiB, and looks for the files that it names. Relative paths in it start at its directory.
     pub fn read(path: &Path) -> Result<Self, SpecError> {
         let unreadable = |source| SpecError::Unreadable { path: path.to_owned(), source };
         let text = read_text(path).map_err(unreadable)?;
         let base = std::path::absolute(path).map_err(unreadable)?;
-        Self::parse(&text, path, base.parent().unwrap_or(Path::new("/")))
+        Self::parse_and(&text, path, base.parent().unwrap_or(Path::new("/")), look_for)
     }
 
-    /// Parses a specification. `origin` is what errors call the text; relative paths in it start at `base`.
+    /// Parses a specification. `origin` is what errors call the text; relative paths in it start at `base`. The files that it names are left to
+    /// [`check_files`](Self::check_files).
     pub fn parse(text: &str, origin: &Path, base: &Path) -> Result<Self, SpecError> {
+        Self::parse_and(text, origin, base, |_, _| {})
+    }
+
+    fn parse_and(text: &str, origin: &Path, base: &Path, look: impl FnOnce(&[File], &mut Faults)) -> Result<Self, SpecError> {
         let origin = origin.display().to_string();
         let base = std::path::absolute(base).map_err(|source| SpecError::Unreadable { path: base.to_owned(), source })?;
         let mut faults = Faults::default();
         let parsed = resolved(text, &base, &mut faults);
+        if let Some((_, files)) = &parsed {
+            look(files, &mut faults);
+        }
         faults.into_result(Some((&origin, text)))?;
         let (spec, files) = parsed.expect("what could not be read left a fault");
         Ok(Self { origin, text: text.to_owned(), spec, files })
@@ -98,13 +106,19 @@ fn read_text(path: &Path) -> io::Result<String> {
 
 pub(super) fn check(files: &[File], source: Option<(&str, &str)>) -> Result<(), SpecError> {
     let mut faults = Faults::default();
+    look_for(files, &mut faults);
+    faults.into_result(source)
+}
+
+fn look_for(files: &[File], faults: &mut Faults) {
     for File { path, what, span } in files {
-        if let Err(problem) = usable(path) {
+        // A path that can be none has its fault, if it has a place.
+        let is_told = !span.is_empty() && faults.is_at(span);
+        if let (false, Err(problem)) = (is_told, usable(path)) {
             let message = format!("{what} {}: {problem}", path.display());
             faults.push(Fault::new(FaultKind::File, span.clone(), "cannot be used", message));
         }
     }
-    faults.into_result(source)
 }
 
 fn usable(path: &PathBuf) -> Result<(), String> {

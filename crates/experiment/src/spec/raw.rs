@@ -169,6 +169,9 @@ pub(super) struct RawNode {
     /// What answers the machine at 198.18.0.1, by an interface that is no part of the experiment: `ntp` with the time, virtual or real as `clock` says, `dns` with the
     /// addresses of the machines.
     pub services: Option<Spanned<Vec<Spanned<Service>>>>,
+    /// Something in it could not be read: rules between its keys would blame the wrong place.
+    #[serde(skip)]
+    pub partial: bool,
 }
 
 /// A disk: an image, or an empty one of a size.
@@ -207,6 +210,7 @@ impl RawNode {
             interfaces,
             ports,
             services,
+            partial,
         } = defaults.clone();
         Self {
             image: self.image.or(image),
@@ -224,6 +228,7 @@ impl RawNode {
             interfaces: self.interfaces.or(interfaces),
             ports: self.ports.or(ports),
             services: self.services.or(services),
+            partial: self.partial || partial,
         }
     }
 }

@@ -17,22 +17,24 @@ use std::{collections::BTreeMap, str::FromStr};
 
 const FREE: [(&str, FreePages); 3] = [("auto", FreePages::Auto), ("keep", FreePages::Keep), ("balloon", FreePages::Balloon)];
 
-/// Reads the whole document; none when something in it could not be read.
+/// Reads the whole document; none when it is no experiment, or nothing is known of its machines.
 pub(super) fn spec(document: Value, faults: &mut Faults) -> Option<RawSpec> {
     let mut fields = Fields::new(document, "an experiment", faults)?;
     let name = fields.required("name", "name: my-experiment", faults).and_then(|value| name(value, faults));
+    // It is refused, and the rest is looked at all the same.
+    let name = name.unwrap_or_else(|| Spanned::nowhere(Name("unnamed".to_owned())));
     let every = fields.take("every").and_then(|value| interval(value, faults));
     let keep = fields.take("keep").and_then(|value| parsed(value, false, Keep::EXPECTED, faults));
     let capture = fields.take("capture").and_then(|value| choice(value, &CaptureMode::NAMES, faults));
     let tracker = fields.take("tracker").and_then(|value| choice(value, &TrackerChoice::NAMES, faults));
     let full = fields.take("full").and_then(|value| boolean(value, faults));
     let free = fields.take("free").and_then(|value| choice(value, &FREE, faults));
-    let defaults = fields.take("defaults").and_then(|value| node(value, faults));
+    let defaults = fields.take("defaults").map(|value| node(value, faults));
     let nodes = fields.required("nodes", "nodes: {m1: {image: disk.qcow2}}", faults).and_then(|value| nodes(value, faults));
-    let links = fields.take("links").and_then(|value| network::read::links(value, faults));
+    let links = fields.take("links").map(|value| network::read::links(value, faults));
     let events = fields.take("events").and_then(|value| network::read::events(value, faults));
     fields.finish(faults);
-    Some(RawSpec { name: name?, every, keep, capture, tracker, full, free, defaults, nodes: nodes?, links, events })
+    Some(RawSpec { name, every, keep, capture, tracker, full, free, defaults, nodes: nodes?, links, events })
 }
 
 fn nodes(value: Value, faults: &mut Faults) -> Option<Spanned<BTreeMap<Spanned<Name>, Option<RawNode>>>> {
@@ -46,7 +48,7 @@ fn nodes(value: Value, faults: &mut Faults) -> Option<Spanned<BTreeMap<Spanned<N
         let name = name(key, faults);
         let node = match entry.value.data {
             Data::Null => None,
-            _ => Some(node(entry.value, faults).unwrap_or_default()),
+            _ => Some(node(entry.value, faults)),
         };
         if let Some(name) = name {
             nodes.insert(name, node);
@@ -55,8 +57,9 @@ fn nodes(value: Value, faults: &mut Faults) -> Option<Spanned<BTreeMap<Spanned<N
     Some(Spanned { value: nodes, span: value.span })
 }
 
-fn node(value: Value, faults: &mut Faults) -> Option<RawNode> {
-    let mut fields = Fields::new(value, "a machine", faults)?;
+fn node(value: Value, faults: &mut Faults) -> RawNode {
+    let before = faults.found();
+    let Some(mut fields) = Fields::new(value, "a machine", faults) else { return RawNode { partial: true, ..RawNode::default() } };
     let node = RawNode {
         image: fields.take("image").and_then(|value| text(value, "a path", faults)),
         memory: fields.take("memory").and_then(|value| size(value, faults)),
@@ -75,9 +78,10 @@ fn node(value: Value, faults: &mut Faults) -> Option<RawNode> {
         interfaces: fields.take("interfaces").and_then(|value| network::read::interfaces(value, faults)),
         ports: fields.take_entry("ports").and_then(|entry| ports(entry, faults)),
         services: fields.take_entry("services").and_then(|entry| services(entry, faults)),
+        partial: false,
     };
     fields.finish(faults);
-    Some(node)
+    RawNode { partial: faults.found() != before, ..node }
 }
 
 fn disks(entry: Entry, faults: &mut Faults) -> Option<Spanned<Vec<Spanned<RawDisk>>>> {

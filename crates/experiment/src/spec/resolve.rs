@@ -49,8 +49,6 @@ pub(super) struct File {
 /// What a specification means, and the files that it names. Relative paths start at `base`; without one they are refused. The meaning is only good when
 /// there are no faults.
 pub(super) fn spec(raw: RawSpec, base: Option<&Path>, faults: &mut Faults) -> (Spec, Vec<File>) {
-    // Rules between keys would blame the wrong place when a key could not be read.
-    let complete = faults.is_empty();
     let mut resolver = Resolver { base, files: Vec::new(), faults };
     let mut spec = Spec {
         name: resolver.name(raw.name),
@@ -70,12 +68,12 @@ pub(super) fn spec(raw: RawSpec, base: Option<&Path>, faults: &mut Faults) -> (S
     resolver.values(&defaults);
     let Spanned { value: nodes, span } = raw.nodes;
     match nodes.len() {
-        0 if complete => resolver.faults.invalid(
+        0 => resolver.faults.invalid(
             span,
             "no machine",
             "expected at least one machine under `nodes`, such as `nodes: {m1: {image: disk.qcow2}}`",
         ),
-        0..=NODES_MAX => {}
+        1..=NODES_MAX => {}
         count => {
             resolver.faults.invalid(
                 span,
@@ -90,7 +88,7 @@ pub(super) fn spec(raw: RawSpec, base: Option<&Path>, faults: &mut Faults) -> (S
         let node = node.unwrap_or_default();
         resolver.values(&node);
         let node = node.or(&defaults);
-        if complete {
+        if !node.partial {
             resolver.rules(&name, &node);
             taken.add(&name, node.ports.as_ref().map_or(&[], |ports| &ports.value), resolver.faults);
         }
@@ -100,7 +98,7 @@ pub(super) fn spec(raw: RawSpec, base: Option<&Path>, faults: &mut Faults) -> (S
         spec.nodes.insert(name, node);
     }
     let Resolver { files, faults, .. } = resolver;
-    rules::connect(raw.links.unwrap_or_default(), raw.events.unwrap_or_default(), &declared, complete, &mut spec, faults);
+    rules::connect(raw.links.unwrap_or_default(), raw.events.unwrap_or_default(), &declared, &mut spec, faults);
     (spec, files)
 }
 

@@ -67,6 +67,7 @@ pub(super) fn spec(image: Option<&Path>, options: SingleOptions) -> Result<Spec,
 }
 
 fn node(image: Option<&Path>, options: SingleOptions, faults: &mut Faults) -> RawNode {
+    let before = faults.found();
     let disks: Vec<_> = options.disks.iter().map(|disk| Spanned::nowhere(raw_disk(disk, faults))).collect();
     RawNode {
         image: image.and_then(|path| path_text("image", path, faults)),
@@ -84,6 +85,7 @@ fn node(image: Option<&Path>, options: SingleOptions, faults: &mut Faults) -> Ra
         interfaces: None,
         ports: None,
         services: None,
+        partial: faults.found() != before,
     }
 }
 

@@ -341,14 +341,16 @@ fn files_are_looked_for() {
     let path = directory.path().join("machine.yaml");
     std::fs::write(directory.path().join("there.raw"), "x").unwrap();
     std::fs::write(&path, "name: a\nnodes:\n  m1:\n    image: there.raw\n    disks:\n    - {image: gone.raw}\n    kernel: .\n").unwrap();
-    let file = SpecFile::read(&path).unwrap();
     let base = directory.path().display();
-    let shown = file.check_files().unwrap_err().to_string();
+    let shown = SpecFile::read(&path).unwrap_err().to_string();
     let expected = format!(
         "{0}:6:15: image {base}/gone.raw: no such file; correct the path or put the file there\n{0}:7:13: kernel {base}: not a regular file; name a file",
         path.display()
     );
     assert_eq!(shown, expected);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let file = SpecFile::parse(&text, &path, directory.path()).unwrap();
+    assert_eq!(file.check_files().unwrap_err().to_string(), expected);
     assert_eq!(
         file.spec().check_files().unwrap_err().to_string(),
         format!(
@@ -356,7 +358,16 @@ fn files_are_looked_for() {
         )
     );
     std::fs::write(&path, "name: a\nnodes: {m1: {image: there.raw}}").unwrap();
-    SpecFile::read(&path).unwrap().check_files().unwrap();
+    SpecFile::read(&path).unwrap();
+    // With all other faults, and one for each value.
+    std::fs::write(&path, "name: a\nnodes: {m1: {image: gone.raw, memory: 1X}, m2: {kernel: \"\"}}").unwrap();
+    let shown = SpecFile::read(&path).unwrap_err().to_string();
+    let expected = [
+        format!("2:21: image {base}/gone.raw: no such file; correct the path or put the file there"),
+        "2:39: expected a size such as 512M or 1G, found \"1X\"".to_owned(),
+        "2:57: `kernel`: expected 1 to 4095 bytes, found 0".to_owned(),
+    ];
+    assert_eq!(shown, expected.map(|fault| format!("{}:{fault}", path.display())).join("\n"));
 
     assert!(matches!(SpecFile::read(directory.path()), Err(SpecError::Unreadable { .. })));
     assert!(matches!(SpecFile::read(&directory.path().join("none")), Err(SpecError::Unreadable { .. })));
@@ -390,7 +401,9 @@ fn one_machine_from_the_command_line() {
         Spec::single(None, wrong).unwrap_err().to_string(),
         "`every`: expected an interval from 100ms to 24h, such as 500ms or 2s, found \"1ms\"
 `memory`: expected 16M to 4T, found 5
-`cpus`: expected 1 to 64 processors, found 99"
+`cpus`: expected 1 to 64 processors, found 99
+`m1` has nothing to run: a machine needs `image`, `disks` or `kernel`
+`cmdline` needs a `kernel`, and `m1` has none; add one or remove `cmdline`"
     );
     let error = Spec::single(None, SingleOptions::default()).unwrap_err().to_string();
     assert_eq!(error, "`m1` has nothing to run: a machine needs `image`, `disks` or `kernel`");

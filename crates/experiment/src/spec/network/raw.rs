@@ -49,6 +49,17 @@ pub(in crate::spec) struct RawLink {
     pub shape: RawShape,
     /// What is different for frames that the second endpoint sends; at a LAN, for those on their way from the switch.
     pub back: Option<RawBack>,
+    /// An endpoint could not be read.
+    #[serde(skip)]
+    pub lost: bool,
+}
+
+impl RawLink {
+    /// One of which nothing could be read.
+    pub fn unread() -> Self {
+        let endpoints = Spanned::nowhere(Vec::new());
+        Self { lan: None, endpoints, mtu: None, shape: RawShape::default(), back: None, lost: true }
+    }
 }
 
 /// What is different in the other direction.
@@ -81,6 +92,9 @@ pub(in crate::spec) struct RawShape {
     /// `drop-tail` drops what comes when the queue is full; `codel` drops earlier while frames wait too long (RFC 8289).
     #[schemars(with = "Option<String>", extend("enum" = ["drop-tail", "codel"], "default" = "drop-tail"))]
     pub discipline: Option<Spanned<Discipline>>,
+    /// A value could not be read: rules between them would blame the wrong one.
+    #[serde(skip)]
+    pub partial: bool,
 }
 
 /// Something that happens at a time: a change of a link, or a command in a machine.
@@ -103,4 +117,7 @@ pub(in crate::spec) struct RawEvent {
     /// The command, for the guest's shell.
     #[schemars(extend("minLength" = 1, "maxLength" = 4096))]
     pub run: Option<Spanned<String>>,
+    /// Something in it could not be read.
+    #[serde(skip)]
+    pub partial: bool,
 }

@@ -16,14 +16,30 @@ use std::collections::BTreeMap;
 const ENDPOINT: &str = "an interface such as \"a:eth1\"";
 const MAC: &str = "an Ethernet address such as 02:5f:00:00:00:01";
 
-/// The key `links`.
-pub(in crate::spec) fn links(value: Value, faults: &mut Faults) -> Option<Vec<Spanned<RawLink>>> {
-    list(value, "a list of links", link, faults)
+/// The key `links`. A link that could not be read is among them.
+pub(in crate::spec) fn links(value: Value, faults: &mut Faults) -> Vec<Spanned<RawLink>> {
+    let Data::List(values) = value.data else {
+        expected(&value, "a list of links", faults);
+        return vec![Spanned { value: RawLink::unread(), span: value.span }];
+    };
+    let link = |value: Value| {
+        let span = value.span.clone();
+        Spanned { value: link(value, faults).unwrap_or_else(RawLink::unread), span }
+    };
+    values.into_iter().map(link).collect()
 }
 
 /// The key `events`.
 pub(in crate::spec) fn events(value: Value, faults: &mut Faults) -> Option<Vec<Spanned<RawEvent>>> {
-    list(value, "a list of events", event, faults)
+    let Data::List(values) = value.data else {
+        expected(&value, "a list of events", faults);
+        return None;
+    };
+    let event = |value: Value| {
+        let span = value.span.clone();
+        event(value, faults).map(|value| Spanned { value, span })
+    };
+    Some(values.into_iter().filter_map(event).collect())
 }
 
 /// The key `clock` of a machine.
@@ -49,28 +65,18 @@ pub(in crate::spec) fn interfaces(value: Value, faults: &mut Faults) -> Option<B
     Some(entries.into_iter().filter_map(|entry| read(entry, faults)).collect())
 }
 
-fn list<T>(value: Value, what: &str, read: fn(Value, &mut Faults) -> Option<T>, faults: &mut Faults) -> Option<Vec<Spanned<T>>> {
-    let Data::List(values) = value.data else {
-        expected(&value, what, faults);
-        return None;
-    };
-    let item = |value: Value| {
-        let span = value.span.clone();
-        read(value, faults).map(|value| Spanned { value, span })
-    };
-    Some(values.into_iter().filter_map(item).collect())
-}
-
 fn link(value: Value, faults: &mut Faults) -> Option<RawLink> {
     let mut fields = Fields::new(value, "a link", faults)?;
     let lan = fields.take("lan").and_then(|value| name(value, faults));
+    let before = faults.found();
     let endpoints =
         fields.required_entry("endpoints", "endpoints: [\"a:eth1\", \"b:eth1\"]", faults).and_then(|entry| endpoints(entry, faults));
+    let lost = faults.found() != before;
     let mtu = fields.take("mtu").and_then(|value| whole(value, "a number of bytes from 68 to 9216", faults));
     let shape = shape(&mut fields, faults);
     let back = fields.take("back").and_then(|value| back(value, faults));
     fields.finish(faults);
-    Some(RawLink { lan, endpoints: endpoints?, mtu, shape, back })
+    Some(RawLink { lan, endpoints: endpoints.unwrap_or_else(|| Spanned::nowhere(Vec::new())), mtu, shape, back, lost })
 }
 
 fn endpoints(entry: Entry, faults: &mut Faults) -> Option<Spanned<Vec<Spanned<RawEndpoint>>>> {
@@ -95,7 +101,8 @@ fn back(value: Value, faults: &mut Faults) -> Option<RawBack> {
 }
 
 fn shape(fields: &mut Fields, faults: &mut Faults) -> RawShape {
-    RawShape {
+    let before = faults.found();
+    let shape = RawShape {
         rate: fields.take("rate").and_then(|value| parsed(value, false, Rate::EXPECTED, faults)),
         delay: fields.take("delay").and_then(|value| parsed(value, false, Time::EXPECTED, faults)),
         jitter: fields.take("jitter").and_then(|value| parsed(value, false, Time::EXPECTED, faults)),
@@ -104,10 +111,13 @@ fn shape(fields: &mut Fields, faults: &mut Faults) -> RawShape {
         reorder: fields.take("reorder").and_then(|value| parsed(value, false, Percent::EXPECTED, faults)),
         queue: fields.take("queue").and_then(|value| whole(value, "a number of frames from 1 to 100000", faults)),
         discipline: fields.take("discipline").and_then(|value| choice(value, &Discipline::NAMES, faults)),
-    }
+        partial: false,
+    };
+    RawShape { partial: faults.found() != before, ..shape }
 }
 
 fn event(value: Value, faults: &mut Faults) -> Option<RawEvent> {
+    let before = faults.found();
     let mut fields = Fields::new(value, "an event", faults)?;
     let at = fields.required("at", "at: 30s", faults).and_then(|value| parsed(value, false, Time::EXPECTED, faults));
     let link = fields.take("link").and_then(|value| endpoint(value, faults));
@@ -117,5 +127,5 @@ fn event(value: Value, faults: &mut Faults) -> Option<RawEvent> {
     let exec: Option<Spanned<Name>> = fields.take("exec").and_then(|value| name(value, faults));
     let run = fields.take("run").and_then(|value| text(value, "a command", faults));
     fields.finish(faults);
-    Some(RawEvent { at: at?, link, down, shape, back, exec, run })
+    Some(RawEvent { at: at?, link, down, shape, back, exec, run, partial: faults.found() != before })
 }

@@ -58,17 +58,15 @@ pub(in crate::spec) fn declared(
     interfaces.into_iter().flatten().filter_map(read).collect()
 }
 
-/// Fills in the links and events of a specification whose machines are known. Rules between keys are only looked at when all of the text
-/// could be read.
+/// Fills in the links and events of a specification whose machines are known. Rules between keys are only looked at where those could be read.
 pub(in crate::spec) fn connect(
     links: Vec<Spanned<RawLink>>,
     events: Vec<Spanned<RawEvent>>,
     declared: &[Declared],
-    complete: bool,
     spec: &mut Spec,
     faults: &mut Faults,
 ) {
-    let mut wiring = Wiring { spec, declared, complete, faults, lans: BTreeMap::new(), connected: BTreeMap::new() };
+    let mut wiring = Wiring { spec, declared, faults, lans: BTreeMap::new(), connected: BTreeMap::new(), lost: false };
     for (index, link) in links.into_iter().enumerate() {
         wiring.link(index, link);
     }
@@ -86,7 +84,7 @@ pub(in crate::spec) fn connect(
             spans.push(span);
         }
     }
-    if wiring.complete && wiring.faults.is_empty() {
+    if wiring.faults.is_empty() {
         wiring.foresee(&spans);
     }
 }
@@ -94,31 +92,37 @@ pub(in crate::spec) fn connect(
 struct Wiring<'a> {
     spec: &'a mut Spec,
     declared: &'a [Declared],
-    complete: bool,
     faults: &'a mut Faults,
     lans: BTreeMap<String, Span>,
     /// By interface: where it is connected, and at which link.
     connected: BTreeMap<Endpoint, (Span, usize)>,
+    /// Some endpoint could not be read, so what is not connected may well be.
+    lost: bool,
 }
 
 impl Wiring<'_> {
     fn link(&mut self, index: usize, link: Spanned<RawLink>) {
-        let Spanned { value: RawLink { lan, endpoints, mtu, shape, back }, span } = link;
+        let Spanned { value: RawLink { lan, endpoints, mtu, shape, back, lost }, span } = link;
+        self.lost |= lost;
         let lan = lan.map(|lan| self.lan(lan));
         let forward = self.shape(&shape, &Shape::default());
-        let back = back.map_or_else(|| forward.clone(), |back| self.shape(&back.shape, &forward));
+        let partial = shape.partial;
+        let back = back.map_or_else(
+            || forward.clone(),
+            |back| self.shape(&RawShape { partial: partial || back.shape.partial, ..back.shape }, &forward),
+        );
         let mtu = mtu.and_then(|mtu| self.mtu(&mtu)).unwrap_or(MTU_DEFAULT);
         let ends: Vec<_> = endpoints.value.iter().filter_map(|endpoint| self.endpoint(endpoint)).collect();
-        if self.complete {
+        if !lost {
             self.count(lan.is_some(), &endpoints, &span);
-            ends.iter().for_each(|(endpoint, span)| self.plug(endpoint, span, index));
-            if let ([(one, at), (other, _)], None) = (ends.as_slice(), &lan)
-                && one.machine == other.machine
-                && one.number != other.number
-            {
-                let message = format!("a link from `{}` to itself; connect it with another machine, or name a `lan`", one.machine);
-                self.faults.invalid(at.clone(), "to itself", message);
-            }
+        }
+        ends.iter().for_each(|(endpoint, span)| self.plug(endpoint, span, index));
+        if let ([(one, at), (other, _)], None) = (ends.as_slice(), &lan)
+            && one.machine == other.machine
+            && one.number != other.number
+        {
+            let message = format!("a link from `{}` to itself; connect it with another machine, or name a `lan`", one.machine);
+            self.faults.invalid(at.clone(), "to itself", message);
         }
         let endpoints = ends.into_iter().map(|(endpoint, _)| endpoint).collect();
         self.spec.links.push(Link { lan, endpoints, forward, back, mtu });
@@ -156,11 +160,12 @@ impl Wiring<'_> {
         let Spanned { value: RawEndpoint(text), span } = raw;
         match text.parse::<Endpoint>() {
             Ok(endpoint) => {
-                let known = !self.complete || self.machine(&endpoint.machine, span);
+                let known = self.machine(&endpoint.machine, span);
                 known.then(|| (endpoint, span.clone()))
             }
             Err(error) => {
                 self.faults.invalid(span.clone(), "not an interface", format!("{error}, found \"{}\"", shorten(text)));
+                self.lost = true;
                 None
             }
         }
@@ -221,6 +226,7 @@ impl Wiring<'_> {
         let (delay, jitter) = (said.delay_ns.unwrap_or(base.delay_ns), said.jitter_ns.unwrap_or(base.jitter_ns));
         if let Some(span) = raw.jitter.as_ref().map(|time| &time.span).or(raw.delay.as_ref().map(|time| &time.span))
             && jitter > delay
+            && !raw.partial
         {
             let message = format!("`jitter` is {} and `delay` is {}: a frame cannot arrive before it is sent", Time(jitter), Time(delay));
             self.faults.invalid(span.clone(), "more than the delay", message);
@@ -228,6 +234,7 @@ impl Wiring<'_> {
         if let Some(reorder) = &raw.reorder
             && reorder.value.0 != Chance::NEVER
             && delay == 0
+            && !raw.partial
         {
             let message = "`reorder` lets frames skip the delay, and there is none; add a `delay`";
             self.faults.invalid(reorder.span.clone(), "no delay to skip", message);
@@ -255,12 +262,9 @@ impl Wiring<'_> {
 
     /// What machines say of their interfaces, now that it is known where those are.
     fn interfaces(&mut self) {
-        if !self.complete {
-            return;
-        }
         let said: BTreeMap<_, _> = self.declared.iter().map(|declared| (&declared.endpoint, declared)).collect();
         for Declared { endpoint, span, .. } in self.declared {
-            if !self.connected.contains_key(endpoint) {
+            if !self.lost && !self.connected.contains_key(endpoint) {
                 let message = format!("`{endpoint}` is at no link; connect it under `links` or remove it");
                 self.faults.invalid(span.clone(), "not connected", message);
             }
@@ -287,7 +291,7 @@ impl Wiring<'_> {
     }
 
     fn event(&mut self, event: Spanned<RawEvent>) -> Option<Event> {
-        let Spanned { value: RawEvent { at, link, down, shape, back, exec, run }, span } = event;
+        let Spanned { value: RawEvent { at, link, down, shape, back, exec, run, partial }, span } = event;
         let at = VirtualTime::from_ns(at.value.0);
         self.ranges(&shape);
         let sent = reshape(&shape);
@@ -300,9 +304,18 @@ impl Wiring<'_> {
         );
         let change = Change { up: down.map(|down| !down.value), sent, received };
         let action = match (link, exec, run) {
-            (Some(link), None, None) => self.link_event(&link, change, &span)?,
+            (Some(link), None, None) => {
+                if !partial && change == Change::default() {
+                    self.faults.invalid(
+                        span,
+                        "nothing changes",
+                        "the event changes nothing; say what becomes different, such as `down: true` or `delay: 50ms`",
+                    );
+                }
+                self.link_event(&link, change)?
+            }
             (None, Some(exec), Some(run)) => self.exec_event(exec, run, &change)?,
-            _ if self.complete => {
+            _ if !partial => {
                 let message = "an event changes a link or runs a command: `{at: 30s, link: \"a:eth1\", down: true}` or `{at: 60s, exec: a, run: \"...\"}`";
                 self.faults.invalid(span, "neither, or both", message);
                 return None;
@@ -312,16 +325,9 @@ impl Wiring<'_> {
         Some(Event { at, action })
     }
 
-    fn link_event(&mut self, link: &Spanned<RawEndpoint>, change: Change, span: &Span) -> Option<Action> {
-        if self.complete && change == Change::default() {
-            self.faults.invalid(
-                span.clone(),
-                "nothing changes",
-                "the event changes nothing; say what becomes different, such as `down: true` or `delay: 50ms`",
-            );
-        }
+    fn link_event(&mut self, link: &Spanned<RawEndpoint>, change: Change) -> Option<Action> {
         let (interface, at) = self.endpoint(link)?;
-        if self.complete && !self.connected.contains_key(&interface) {
+        if !self.lost && !self.connected.contains_key(&interface) {
             let of_machine = self.connected.keys().filter(|other| other.machine == interface.machine);
             let advice = match of_machine.map(ToString::to_string).collect::<Vec<_>>() {
                 none if none.is_empty() => "connect it under `links`".to_owned(),
@@ -333,7 +339,7 @@ impl Wiring<'_> {
     }
 
     fn exec_event(&mut self, exec: Spanned<Name>, run: Spanned<String>, change: &Change) -> Option<Action> {
-        if self.complete && *change != Change::default() {
+        if *change != Change::default() {
             self.faults.invalid(
                 exec.span.clone(),
                 "runs a command",
@@ -345,8 +351,7 @@ impl Wiring<'_> {
             self.faults.invalid(run.span, "not a command", message);
         }
         let Name(machine) = exec.value;
-        let known = !self.complete || self.machine(&machine, &exec.span);
-        known.then_some(Action::Exec { machine, run: run.value })
+        self.machine(&machine, &exec.span).then_some(Action::Exec { machine, run: run.value })
     }
 
     /// Lets all changes of links happen, in their order, to find those that cannot.

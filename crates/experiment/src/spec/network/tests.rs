@@ -330,6 +330,33 @@ fn all_faults_of_a_network_at_once() {
     );
 }
 
+/// What could not be read keeps nothing else from being looked at, and nobody is blamed for it.
+#[test]
+fn faults_of_every_sort_at_once() {
+    refused(
+        &with(
+            "links:\n- {endpoints: [\"a:eth1\", \"d:eth1\"], rate: 0Mbit, delay: 5, jitter: 1ms}\n- {endpoints: [\"a:eth1\", \"b:eth1\"], back: {rate: 2Tbit}}",
+        ),
+        "5:26: there is no machine `d`; add it under `nodes`, or name one that is there
+5:43: expected a rate up to 1Tbit such as 100Mbit, or none for no limit, found \"0Mbit\"
+5:57: expected a time such as 500us, 10ms or 30s, found the number 5
+6:16: `a:eth1` is connected already; an interface has one cable: take another interface
+6:50: expected a rate up to 1Tbit such as 100Mbit, or none for no limit, found \"2Tbit\"",
+    );
+    // Which interface has no link, and whether a link has two ends, is known only if all ends are.
+    let interface = "name: x\ndefaults: {image: /i}\nnodes: {a: {interfaces: {eth1: {}}}, b: {memory: 3}}\nlinks:\n";
+    refused(
+        &format!(
+            "{interface}- {{endpoints: [\"a:eth1\", 7]}}\n- {{endpoint: [\"a:eth2\"]}}\nevents: [{{at: 1s, link: \"b:eth1\", dawn: true}}]"
+        ),
+        "3:50: `memory`: expected 16M to 4T, found 3
+5:26: expected an interface such as \"a:eth1\", found the number 7; put it in quotes if text is meant
+6:3: a link needs the key `endpoints`, such as `endpoints: [\"a:eth1\", \"b:eth1\"]`
+6:4: unknown key `endpoint`; did you mean `endpoints`?
+7:35: unknown key `dawn`; did you mean `down`?",
+    );
+}
+
 #[test]
 fn a_record_is_checked() {
     let read = |rest: Value| {
