@@ -147,8 +147,9 @@ pub(crate) struct Sender {
 impl Device for Sender {
     fn handle(&mut self, _ring: usize, ram: &GuestRam, chain: Chain<'_>, _yield_now: &dyn Fn() -> bool) -> Handled {
         match self.take(ram, chain) {
-            Some(frame) => self.shared.accept(self.id, frame),
-            None => self.trouble.note(&self.trouble.malformed, "a chain of descriptors that is no frame was ignored"),
+            Ok(Some(frame)) => self.shared.accept(self.id, frame),
+            Err(absent) => return Handled::Absent(absent),
+            Ok(None) => self.trouble.note(&self.trouble.malformed, "a chain of descriptors that is no frame was ignored"),
         }
         Handled::Done(0)
     }
@@ -166,10 +167,19 @@ impl Sender {
         Self { id, shared: shared.clone(), trouble, given: Pieces::new(), given_at: Vec::new() }
     }
 
-    /// The frame in a chain. None: there is none.
-    fn take(&mut self, ram: &GuestRam, chain: Chain<'_>) -> Option<Frame> {
-        let bytes = gather(chain, false, &mut self.given_at)?;
-        let frame = bytes.checked_sub(HEADER_BYTES as u64).filter(|frame| *frame <= FRAME_BYTES_MAX)?;
+    /// The frame in a chain. None: there is none. It does not wait for buffers that are yet to be restored: whoever has a frame for this guest would wait, too, with
+    /// the lock of the whole network.
+    fn take(&mut self, ram: &GuestRam, chain: Chain<'_>) -> Result<Option<Frame>, Absent> {
+        let Some(bytes) = gather(chain, false, &mut self.given_at) else { return Ok(None) };
+        let frame = bytes.checked_sub(HEADER_BYTES as u64).filter(|frame| *frame <= FRAME_BYTES_MAX);
+        let Some(frame) = frame else { return Ok(None) };
+        if !ram.are_there(&self.given_at) {
+            return Err(Absent(self.given_at.clone()));
+        }
+        Ok(self.read(ram, frame))
+    }
+
+    fn read(&mut self, ram: &GuestRam, frame: u64) -> Option<Frame> {
         let mut input = ram.input(&self.given_at, &mut self.given).ok()?;
         input.take(&mut [0; HEADER_BYTES]).ok()?;
         // Made as it goes through the network, which copies it no more.

@@ -425,6 +425,12 @@ impl Lazy {
         }
     }
 
+    /// Writes to memory that is not there: within a page.
+    fn put(&self, at: u64, bytes: &[u8]) {
+        let (page, within) = ((at / PAGE_SIZE as u64) as usize, (at % PAGE_SIZE as u64) as usize);
+        self.content.lock().unwrap()[page].as_mut().expect("it is absent")[within..within + bytes.len()].copy_from_slice(bytes);
+    }
+
     fn is_absent(&self, page: u64) -> bool {
         self.content.lock().unwrap()[page as usize].is_some()
     }
@@ -518,6 +524,42 @@ fn memory_that_takes_long_to_restore_holds_up_nobody_else() {
     assert!(b.arrived().is_empty());
     drop(reading);
     assert_eq!(b.receive(11), [&frames[..], &last].concat());
+}
+
+/// A guest that sends what is yet to be restored waits for that alone: what comes for it meanwhile, and for others, is handed over, and its rings can be stopped.
+#[test]
+fn what_is_sent_from_memory_that_takes_long_to_restore_holds_up_nobody() {
+    let ram = new_ram();
+    let lazy = Arc::new(Lazy::new(&ram));
+    let bench = Bench::with_watch(&lan(3), 0, lazy.clone());
+    let (mut a, mut b, mut c) = (bench.guest_with(0, ram), bench.guest(1), bench.guest(2));
+    [&mut a, &mut b, &mut c].into_iter().for_each(|guest| guest.lay(8));
+    let all = |from, number| [&[0xff; 6][..], &frame(0, from, number, 64)[6..]].concat();
+    // The rooms of these are there.
+    let said = [all(1, 0)];
+    b.send(&said);
+    assert_eq!((a.receive(1), c.receive(1)), (said.to_vec(), said.to_vec()));
+    let bases = a.stop();
+    lazy.take_away();
+    a.start(bases);
+    lazy.before_access((file_offset(ROOM) / PAGE_SIZE as u64) as PageNumber, 8).unwrap();
+    let reading = lazy.reading.lock().unwrap();
+    assert!(lazy.is_absent(file_offset(OUT) / PAGE_SIZE as u64));
+    let sent = all(0, 1);
+    // As `send` does, which waits for them to be taken.
+    lazy.put(file_offset(OUT), &[&[0; 12][..], &sent].concat());
+    let driver = a.on(SEND);
+    driver.put_chain(&[Descriptor { at: OUT, len: 12 + sent.len() as u32, flags: 0, next: 0 }]);
+    driver.offer(0);
+    driver.kick();
+    let said = [all(1, 2)];
+    b.send(&said);
+    assert_eq!((a.receive(1), c.receive(1)), (said.to_vec(), said.to_vec()));
+    assert!(b.arrived().is_empty());
+    let bases = a.stop();
+    drop(reading);
+    a.start(bases);
+    assert_eq!((b.receive(1), c.receive(1)), (vec![sent.clone()], vec![sent]));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What is served behind the rings: the seam between this room and those of the devices.
 
-use crate::{GuestRam, Link};
+use crate::{Absent, GuestRam, Link};
 use std::{
     fmt::Display,
     sync::{
@@ -59,7 +59,7 @@ pub trait Backend: Send + Sync {
 }
 
 /// What became of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Handled {
     /// It is done, well or badly; so many bytes of its buffers were written.
     Done(u32),
@@ -67,6 +67,9 @@ pub enum Handled {
     Starved,
     /// It was left half way, for somebody waits who goes first. Done again from the start, it ends as if it had never been left.
     Interrupted,
+    /// Nothing was done yet: these buffers of it are yet to be restored, and the device does not wait for that with the lock of its connection. It is done again when
+    /// they are there.
+    Absent(Absent),
 }
 
 /// Takes requests, one after the other.

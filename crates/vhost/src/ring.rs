@@ -9,6 +9,7 @@
 //! A broken ring is what a guest gets that writes nonsense into it, or says that it lies where none can lie: it stays silent until the guest resets the device.
 
 use crate::{
+    Absent,
     backend::{Chain, Device, Handled},
     guest::GuestRam,
 };
@@ -19,7 +20,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::GuestAddress;
+use vm_memory::{Bytes as _, GuestAddress};
 
 /// Requests served before other rings get their turn.
 const BATCH: usize = 64;
@@ -31,6 +32,9 @@ pub const RING_SIZE_MAX: u16 = 1024;
 
 /// Bytes of a ring (VIRTIO 1.2, section 2.7): of a descriptor; of the beginning and the end of the other two parts, and of an entry of each.
 const DESCRIPTOR_BYTES: u32 = 16;
+/// Of a descriptor: where its length and its flags are.
+const DESCRIPTOR_LEN: usize = 8;
+const DESCRIPTOR_FLAGS: usize = 12;
 const RING_BYTES: u32 = 6;
 const AVAILABLE_BYTES: u32 = 2;
 const USED_BYTES: u32 = 8;
@@ -76,6 +80,8 @@ pub struct Ring {
     size_fits: bool,
     /// The addresses that QEMU sent, in its own memory: descriptors, available ring, used ring.
     addresses: Option<[u64; 3]>,
+    /// What the next chain waits for.
+    absent: Option<Absent>,
 }
 
 impl Ring {
@@ -91,6 +97,7 @@ impl Ring {
             promised: false,
             size_fits: true,
             addresses: None,
+            absent: None,
         }
     }
 
@@ -256,13 +263,21 @@ impl Ring {
         while let Some(chain) = self.queue.iter(ram)?.next() {
             self.promised = false;
             let head = self.head(&chain)?;
-            let written = match device.handle(index, ram, chain, &yield_now) {
+            let handled = match self.absent_table(ram, head) {
+                Some(table) => Handled::Absent(table),
+                None => device.handle(index, ram, chain, &yield_now),
+            };
+            let written = match handled {
                 Handled::Done(written) => written,
                 // It goes back into the ring, where whoever stops the ring finds it not yet taken up. Those behind it wait too.
                 put_off => {
                     self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(1));
                     self.notify(ram)?;
-                    return Ok(if put_off == Handled::Starved { Next::Later } else { Next::Again });
+                    let next = if put_off == Handled::Starved { Next::Later } else { Next::Again };
+                    if let Handled::Absent(absent) = put_off {
+                        self.absent = Some(absent);
+                    }
+                    return Ok(next);
                 }
             };
             self.queue.add_used(ram, head, written)?;
@@ -288,9 +303,29 @@ impl Ring {
         Ok(Next::Look)
     }
 
+    /// The buffers that the next chain waited for when it was last tried.
+    pub fn take_absent(&mut self) -> Option<Absent> {
+        self.absent.take()
+    }
+
+    /// The table that a chain has its descriptors in, if it is yet to be restored.
+    fn absent_table(&self, ram: &GuestRam, head: u16) -> Option<Absent> {
+        let mut descriptor = [0; DESCRIPTOR_BYTES as usize];
+        let at = self.queue.desc_table() + u64::from(DESCRIPTOR_BYTES) * u64::from(head);
+        // What cannot be read is found to be unusable by whoever walks the chain.
+        ram.read_slice(&mut descriptor, GuestAddress(at)).ok()?;
+        let flags = u16::from_le_bytes([descriptor[DESCRIPTOR_FLAGS], descriptor[DESCRIPTOR_FLAGS + 1]]);
+        if u32::from(flags) & virtio_bindings::virtio_ring::VRING_DESC_F_INDIRECT == 0 {
+            return None;
+        }
+        let (address, rest) = descriptor.split_at(DESCRIPTOR_LEN);
+        let table = (u64::from_le_bytes(address.try_into().ok()?), u32::from_le_bytes(rest[..4].try_into().ok()?));
+        (!ram.are_there(&[table])).then(|| Absent(vec![table]))
+    }
+
     /// Has `fill` write into the next buffers that the driver has laid into the ring, and gives them back. `fill` returns how many bytes it wrote; if
-    /// nothing, since the buffers are yet to be restored, they stay in the ring.
-    pub fn offer(&mut self, ram: &GuestRam, device: &mut dyn Device, fill: impl FnOnce(Chain<'_>) -> Option<u32>) -> Offer {
+    /// nothing, since buffers are yet to be restored, they stay in the ring.
+    pub fn offer(&mut self, ram: &GuestRam, device: &mut dyn Device, fill: impl FnOnce(Chain<'_>) -> Result<u32, Absent>) -> Offer {
         if !self.is_running() {
             return Offer::Stopped;
         }
@@ -300,7 +335,7 @@ impl Ring {
         })
     }
 
-    fn try_offer(&mut self, ram: &GuestRam, fill: impl FnOnce(Chain<'_>) -> Option<u32>) -> Result<Offer, virtio_queue::Error> {
+    fn try_offer(&mut self, ram: &GuestRam, fill: impl FnOnce(Chain<'_>) -> Result<u32, Absent>) -> Result<Offer, virtio_queue::Error> {
         let mut chain = self.queue.iter(ram)?.next();
         // The driver is to kick when there are buffers again; it may have laid some in just before it was asked to.
         if chain.is_none() && self.queue.enable_notification(ram)? {
@@ -308,9 +343,13 @@ impl Ring {
         }
         let Some(chain) = chain else { return Ok(Offer::NoBuffers) };
         let head = self.head(&chain)?;
-        let Some(written) = fill(chain) else {
-            self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(1));
-            return Ok(Offer::Absent);
+        let written = match self.absent_table(ram, head).map_or_else(|| fill(chain), Err) {
+            Ok(written) => written,
+            Err(absent) => {
+                self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(1));
+                self.absent = Some(absent);
+                return Ok(Offer::Absent);
+            }
         };
         self.queue.add_used(ram, head, written)?;
         self.notify(ram)?;

@@ -86,7 +86,7 @@ pub struct Link {
 }
 
 /// Buffers, as guest addresses and lengths, that are yet to be restored.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Absent(pub Vec<(u64, u32)>);
 
 struct State {
@@ -244,8 +244,14 @@ impl Link {
         if self.backend.is_inbound(ring) {
             return Next::Wait;
         }
-        let State { rings, ram, device } = &mut *self.take_turn();
-        rings[ring].serve(ring, ram, &mut **device, || self.waiting.load(Ordering::Acquire) > 0)
+        let (ram, Absent(buffers)) = {
+            let State { rings, ram, device } = &mut *self.take_turn();
+            let next = rings[ring].serve(ring, ram, &mut **device, || self.waiting.load(Ordering::Acquire) > 0);
+            let Some(absent) = rings[ring].take_absent() else { return next };
+            (ram.clone(), absent)
+        };
+        // Without the lock: others have something to say to this guest, or have to stop the ring.
+        if ram.bring_in(&buffers).is_ok() { Next::Again } else { Next::Later }
     }
 
     /// Has the guest kick for the next request of a ring.
@@ -257,10 +263,10 @@ impl Link {
     /// Has `fill` write into the next buffers that the driver has laid into an inbound ring. It returns how many bytes it wrote, or buffers that it
     /// would have to wait for: [`Backend::served`] is called when they are there.
     pub fn offer(&self, ring: usize, fill: impl FnOnce(&GuestRam, Chain<'_>) -> std::result::Result<u32, Absent>) -> Offer {
-        let mut absent = None;
-        let offer = {
+        let (offer, absent) = {
             let State { rings, ram, device } = &mut *self.take_turn();
-            rings[ring].offer(ram, &mut **device, |chain| fill(ram, chain).map_err(|buffers| absent = Some((ram.clone(), buffers))).ok())
+            let offer = rings[ring].offer(ram, &mut **device, |chain| fill(ram, chain));
+            (offer, rings[ring].take_absent().map(|absent| (ram.clone(), absent)))
         };
         if let Some(absent) = absent {
             self.absent.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(absent);

@@ -74,7 +74,7 @@ impl Guest<'_> {
         let Self { memory, shared, sender, receiver, rings, .. } = self;
         let trouble = &shared.plug(OURS).trouble;
         for _ in 0..8 {
-            let offer = memory.looked_at(|ram| rings[RECEIVE].offer(ram, sender, |chain| receiver.lay(ram, chain, &frame, trouble).ok()));
+            let offer = memory.looked_at(|ram| rings[RECEIVE].offer(ram, sender, |chain| receiver.lay(ram, chain, &frame, trouble)));
             if offer != Offer::Taken {
                 break;
             }
