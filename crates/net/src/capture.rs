@@ -166,6 +166,11 @@ impl Tap {
         self.capture.strong_count() > 0
     }
 
+    /// Whether it is the same capture's.
+    pub fn is_like(&self, other: &Self) -> bool {
+        Weak::ptr_eq(&self.capture, &other.capture)
+    }
+
     /// Whether it is this capture's, and frames may come.
     pub fn feeds(&self, capture: &Capture, now: VirtualTime) -> bool {
         let hopes = self.until.is_none_or(|until| now <= until) && self.numbers.iter().any(Option::is_some);

@@ -1,6 +1,10 @@
-//! Controlled delay: the queue discipline of RFC 8289, section 5.
+//! Controlled delay: the queue discipline of RFC 8289, section 5. Where several send into the queue, whoever has most in it loses the frame that is to be
+//! dropped, as when it is full: the RFC drops the first of the queue, whosever it is, and a flood would take the others with it.
 
-use crate::{direction::Frame, queue::Queue};
+use crate::{
+    direction::Frame,
+    queue::{Queue, Waiting},
+};
 
 /// The wait that is acceptable all the time.
 const TARGET_NS: u64 = 5_000_000;
@@ -23,13 +27,12 @@ impl Codel {
     /// Takes the next frame to transmit from the queue, and before it those that are to be dropped. `full` are the bytes of the longest
     /// frame: a queue that holds no more is never too long.
     pub fn dequeue(&mut self, now: u64, queue: &mut Queue, full: usize, mut dropped: impl FnMut(&Frame)) -> Option<Frame> {
-        let (mut frame, mut too_long) = self.take(now, queue, full);
+        let (mut first, mut too_long) = self.take(now, queue, full);
         if self.dropping {
             self.dropping = too_long;
             while self.dropping && now >= self.drop_next {
-                frame.iter().for_each(&mut dropped);
                 self.count = self.count.saturating_add(1);
-                (frame, too_long) = self.take(now, queue, full);
+                (first, too_long) = self.drop_for(first, now, queue, full, &mut dropped);
                 if too_long {
                     self.drop_next = after(self.drop_next, self.count);
                 } else {
@@ -37,8 +40,7 @@ impl Codel {
                 }
             }
         } else if too_long {
-            frame.iter().for_each(&mut dropped);
-            (frame, _) = self.take(now, queue, full);
+            (first, _) = self.drop_for(first, now, queue, full, &mut dropped);
             self.dropping = true;
             // When dropping was needed a short while ago, it goes on at about the pace that helped then.
             let before = self.count.saturating_sub(self.last_count);
@@ -47,7 +49,27 @@ impl Codel {
             self.last_count = self.count;
             self.drop_next = after(now, self.count);
         }
-        frame
+        first.map(|waiting| waiting.frame)
+    }
+
+    /// Drops a frame for the first of the queue, or that one. What is first then, and whether all have waited too long for an interval.
+    fn drop_for(
+        &mut self,
+        first: Option<Waiting>,
+        now: u64,
+        queue: &mut Queue,
+        full: usize,
+        dropped: &mut impl FnMut(&Frame),
+    ) -> (Option<Waiting>, bool) {
+        if let Some(first) = &first
+            && let Some(other) = queue.evict_instead_of(first.from)
+        {
+            dropped(&other.frame);
+            let too_long = self.is_too_long(first, now, queue, full);
+            return (Some(first.clone()), too_long);
+        }
+        first.iter().for_each(|waiting| dropped(&waiting.frame));
+        self.take(now, queue, full)
     }
 
     /// Moves all its times.
@@ -59,20 +81,24 @@ impl Codel {
     }
 
     /// The first of the queue, and whether all have waited too long for an interval.
-    fn take(&mut self, now: u64, queue: &mut Queue, full: usize) -> (Option<Frame>, bool) {
+    fn take(&mut self, now: u64, queue: &mut Queue, full: usize) -> (Option<Waiting>, bool) {
         let Some(waiting) = queue.pop() else {
             self.first_above = 0;
             return (None, false);
         };
-        let mut too_long = false;
-        if now.saturating_sub(waiting.since) < TARGET_NS || queue.bytes() <= full {
+        let too_long = self.is_too_long(&waiting, now, queue, full);
+        (Some(waiting), too_long)
+    }
+
+    fn is_too_long(&mut self, first: &Waiting, now: u64, queue: &Queue, full: usize) -> bool {
+        if now.saturating_sub(first.since) < TARGET_NS || queue.bytes() <= full {
             self.first_above = 0;
         } else if self.first_above == 0 {
             self.first_above = now.saturating_add(INTERVAL_NS);
         } else {
-            too_long = now >= self.first_above;
+            return now >= self.first_above;
         }
-        (Some(waiting.frame), too_long)
+        false
     }
 }
 

@@ -20,7 +20,7 @@ const BEYOND_MTU: usize = HEADER + 4;
 /// Frames that a receiver without buffers is kept: what comes then is dropped.
 pub(crate) const LANDED_MAX: usize = 1024;
 /// What a frame counts beside its bytes against the memory of a world.
-const FRAME_COST: usize = 64;
+pub(crate) const FRAME_COST: usize = 64;
 
 const NS_PER_S: u64 = 1_000_000_000;
 

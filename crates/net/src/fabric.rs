@@ -15,8 +15,9 @@
 use crate::{
     Capture, Change, Clock, Handover, InterfaceId, Topology, TopologyError, Way, World,
     capture::Tap,
+    counters::Traffic,
     device::{Nic, Plug, RECEIVE, Receiver},
-    direction::Frame,
+    direction::{FRAME_COST, Frame},
 };
 use fermata_linux::{Timer, priority};
 use fermata_types::VirtualTime;
@@ -26,6 +27,7 @@ use rustix::{
     io::Errno,
 };
 use std::{
+    collections::BTreeMap,
     fs::File,
     io::{self, Write},
     path::PathBuf,
@@ -85,10 +87,16 @@ struct State {
     receiver: Receiver,
 }
 
+/// Bytes of frames of one interface that wait to be put into the world: more than there is time for between two turns, and a machine may be waited for for seconds
+/// while others send.
+const WAITING_MAX: usize = 16 << 20;
+
 /// What guests have sent that is not in the world yet; and, since this lock is that of the order of time, who notes frames as they come and go.
 #[derive(Default)]
 struct Inbox {
     sent: Vec<Sent>,
+    /// By interface: what it has in there, and what found no room.
+    waiting: BTreeMap<InterfaceId, Waiting>,
     taps: Vec<Tap>,
     /// The time of the last frame that was noted. While machines go on one after the other, the clock may be set back a little.
     noted: VirtualTime,
@@ -99,6 +107,12 @@ impl Inbox {
         self.noted = self.noted.max(at);
         self.taps.iter().for_each(|tap| tap.note(self.noted, interface, way, frame));
     }
+}
+
+#[derive(Default)]
+struct Waiting {
+    bytes: usize,
+    lost: Traffic,
 }
 
 struct Sent {
@@ -255,14 +269,19 @@ impl Fabric {
         inbox.taps.iter().any(|tap| tap.feeds(capture, now))
     }
 
-    /// Gives frames to the captures of another network, which stands still, as well. What is left of their time is left here too.
+    /// Gives frames to the captures of another network, which stands still, as well, but for those that get them already. What is left of their time is left here too.
     pub fn share_captures(&self, other: &Self) {
         let topology = self.look(World::topology);
         let (from, at) = (other.shared.clock.now(), self.shared.clock.now());
         let taps: Vec<_> = other.shared.inbox().taps.iter().filter_map(|tap| tap.elsewhere(&topology, from, at)).collect();
         let mut inbox = self.shared.inbox();
-        self.shared.tapped.store(!taps.is_empty(), Ordering::Relaxed);
-        inbox.taps = taps;
+        inbox.taps.retain(Tap::is_read);
+        for tap in taps {
+            if !inbox.taps.iter().any(|own| own.is_like(&tap)) {
+                inbox.taps.push(tap);
+            }
+        }
+        self.shared.tapped.store(!inbox.taps.is_empty(), Ordering::Relaxed);
     }
 
     /// Changes the cable of an interface, from now on.
@@ -270,8 +289,9 @@ impl Fabric {
     /// # Errors
     /// No such interface, or a value that cannot be. Then nothing was changed.
     pub fn change(&self, interface: InterfaceId, change: &Change) -> Result<(), TopologyError> {
-        let now = self.shared.clock.now();
         let Some(mut state) = self.shared.state() else { return Err(TopologyError(format!("the network is served no more: {LOST}"))) };
+        // Where it goes on from, if it stands: it hands nothing over before it has come there.
+        let now = if state.frozen { self.shared.clock.instant() } else { self.shared.clock.now() };
         if !state.frozen {
             self.shared.take_in(&mut state);
         }
@@ -337,6 +357,11 @@ impl Shared {
         // Under the lock, so that they lie there in the order of time.
         let (at, host) = self.clock.read();
         inbox.note(at, from, Way::Sent, &frame);
+        let waiting = inbox.waiting.entry(from).or_default();
+        if waiting.bytes + frame.len() + FRAME_COST > WAITING_MAX {
+            return waiting.lost.count(&frame);
+        }
+        waiting.bytes += frame.len() + FRAME_COST;
         inbox.sent.push(Sent { at, host, from, frame });
     }
 
@@ -365,6 +390,7 @@ impl Shared {
         let mut state = self.state().expect(LOST);
         let mut inbox = self.inbox();
         inbox.sent.clear();
+        inbox.waiting.clear();
         inbox.noted = VirtualTime::default();
         let from = self.clock.now();
         inbox.taps.iter_mut().for_each(|tap| tap.shift(from, snapshot.at));
@@ -416,8 +442,12 @@ impl Shared {
 
     /// Puts what guests have sent into the world. Not to be called while some machines have gone on after a pause and the clock has not.
     fn take_in(&self, state: &mut State) {
-        let sent = std::mem::take(&mut self.inbox().sent);
+        let (sent, waiting) = {
+            let mut inbox = self.inbox();
+            (std::mem::take(&mut inbox.sent), std::mem::take(&mut inbox.waiting))
+        };
         sent.iter().for_each(|sent| state.world.put_in(sent.at, sent.from, &sent.frame));
+        waiting.iter().for_each(|(from, waiting)| state.world.note_lost(*from, waiting.lost));
     }
 
     /// Does what there is to do now. The guest of `retry` may have buffers again.

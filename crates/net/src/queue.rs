@@ -1,7 +1,10 @@
 //! The frames that wait for a transmitter.
 
 use crate::direction::Frame;
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, VecDeque},
+};
 
 /// A frame that waits for the transmitter.
 #[derive(Debug, Clone)]
@@ -43,10 +46,22 @@ impl Queue {
 
     /// Takes the last frame out that somebody has in here who has more in here than `from`: of several the one who has most, and of those the first.
     pub fn evict_for(&mut self, from: u32) -> Option<Waiting> {
-        let count = |from: u32| self.lists.get(&from).map_or(0, VecDeque::len);
-        let most = self.lists.values().map(VecDeque::len).max().filter(|most| *most > count(from))?;
-        let (other, _) = self.lists.iter().find(|(_, list)| list.len() == most)?;
-        self.take(*other, VecDeque::pop_back)
+        self.evict(from, self.count(from) + 1)
+    }
+
+    /// The same for one of `from` that is out of here already: also of one who has as many.
+    pub fn evict_instead_of(&mut self, from: u32) -> Option<Waiting> {
+        self.evict(from, self.count(from).max(1))
+    }
+
+    fn count(&self, from: u32) -> usize {
+        self.lists.get(&from).map_or(0, VecDeque::len)
+    }
+
+    fn evict(&mut self, from: u32, least: usize) -> Option<Waiting> {
+        let others = self.lists.iter().filter(|(other, list)| **other != from && list.len() >= least);
+        let other = *others.min_by_key(|(_, list)| Reverse(list.len()))?.0;
+        self.take(other, VecDeque::pop_back)
     }
 
     fn take(&mut self, from: u32, which: impl FnOnce(&mut VecDeque<(u64, Waiting)>) -> Option<(u64, Waiting)>) -> Option<Waiting> {
@@ -102,6 +117,15 @@ mod tests {
         assert!(queue.evict_for(1).is_none() && queue.evict_for(2).is_none(), "nobody has more than they");
         assert_eq!(queue.evict_for(3).map(|waiting| (waiting.from, waiting.since)), Some((1, 3)));
         assert_eq!(order(&queue), [(1, 0), (2, 1), (2, 2), (3, 4)]);
+        let mut other = queue.clone();
+        assert_eq!(other.evict_instead_of(1).map(|waiting| (waiting.from, waiting.since)), Some((2, 2)));
+        assert_eq!(
+            other.evict_instead_of(1).map(|waiting| (waiting.from, waiting.since)),
+            Some((2, 1)),
+            "the first of those who have as many"
+        );
+        assert_eq!(other.evict_instead_of(7).map(|waiting| (waiting.from, waiting.since)), Some((1, 0)));
+        assert_eq!(order(&other), [(3, 4)]);
         assert_eq!((queue.len(), queue.bytes()), (4, 240));
         let popped: Vec<_> = std::iter::from_fn(|| queue.pop()).map(|waiting| waiting.since).collect();
         assert_eq!(popped, [0, 1, 2, 4]);

@@ -2,7 +2,7 @@
 
 use crate::{
     change::Change,
-    counters::Counters,
+    counters::{Counters, Traffic},
     direction::{Direction, Frame, LANDED_MAX, Memory},
     random::Random,
     switch::{Forward, Switch},
@@ -150,6 +150,14 @@ impl World {
         self.advance(now);
         let (now, out) = (self.now, self.wires[from.index()].out);
         self.change(out, |direction, memory| direction.enter(now, 0, frame, memory));
+    }
+
+    /// Counts what a guest sent and nobody had room for on its way in.
+    pub(crate) fn note_lost(&mut self, from: InterfaceId, lost: Traffic) {
+        let counters = &mut self.directions[self.wires[from.index()].out].counters;
+        counters.sent.frames += lost.frames;
+        counters.sent.bytes += lost.bytes;
+        counters.dropped.memory += lost.frames;
     }
 
     /// When [`deliver`](Self::deliver) is to be called next, if nothing is sent until then. It may have nothing to hand over yet.

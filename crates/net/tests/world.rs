@@ -321,9 +321,9 @@ fn a_live_link_changes() {
 }
 
 /// What the machine A of a LAN, whose ports have 100 Mbit/s, brings to B in a second by sending `rate`, while another one sends ten times its port's rate `to`.
-fn beside_a_flood(rate: u64, to: Option<Mac>) -> Vec<(u64, u64)> {
+fn beside_a_flood(discipline: Discipline, rate: u64, to: Option<Mac>) -> Vec<(u64, u64)> {
     const PORT: u64 = 100_000_000;
-    let port = || Shape { rate: Some(PORT), queue: 100, ..Shape::default() };
+    let port = || Shape { rate: Some(PORT), queue: 100, discipline, ..Shape::default() };
     let mut world = World::new(&lan(&[port(), port(), port(), port()]), 1).unwrap();
     // The switch learns where everybody is.
     (0..4).for_each(|from| world.send(at(0), InterfaceId(from), &frame(BROADCAST, mac(from), 0, 60)));
@@ -349,14 +349,17 @@ fn beside_a_flood(rate: u64, to: Option<Mac>) -> Vec<(u64, u64)> {
 
 #[test]
 fn a_flood_leaves_others_their_share_of_the_rate() {
-    let alone = beside_a_flood(99_000_000, None);
-    assert_eq!(alone.len(), 8173);
-    assert_eq!(beside_a_flood(99_000_000, Some(mac(3))), alone, "a flood to another port changes nothing");
-    // Where a flood goes to everybody, a port that two want has half for each, and who wants less has all of that.
-    for (rate, share) in [(99_000_000, 50), (50_000_000, 100), (20_000_000, 100)] {
-        let alone = beside_a_flood(rate, None).len();
-        let beside = beside_a_flood(rate, Some(BROADCAST)).len();
-        assert!(beside * 100 >= alone * share, "{rate} bit/s: {beside} of {alone}");
+    // Controlled delay drops of whoever is left, too, when that has waited too long.
+    for (discipline, less) in [(Discipline::DropTail, 0), (Discipline::Codel, 1)] {
+        let alone = beside_a_flood(discipline, 99_000_000, None);
+        assert_eq!(alone.len(), 8173);
+        assert_eq!(beside_a_flood(discipline, 99_000_000, Some(mac(3))), alone, "a flood to another port changes nothing");
+        // Where a flood goes to everybody, a port that two want has half for each, and who wants less has all of that.
+        for (rate, share) in [(99_000_000, 50), (50_000_000, 100), (20_000_000, 100)] {
+            let alone = beside_a_flood(discipline, rate, None).len();
+            let beside = beside_a_flood(discipline, rate, Some(BROADCAST)).len();
+            assert!(beside * 100 >= alone * (share - less), "{discipline:?}, {rate} bit/s: {beside} of {alone}");
+        }
     }
 }
 
