@@ -193,11 +193,16 @@ impl Body {
         }
         self.clock.machines_stop();
         let begun = monotonic();
+        // It stands from here on, or what falls due while one is waited for that hangs would happen while the others stand.
+        let stood_before = !self.clock.runs();
+        self.clock.stop(begun);
         let result = stop_together(self.machines.iter().map(MachineBody::machine), patience);
         self.clock.machines_stand();
         // QEMU knows when; its answer comes some milliseconds later.
         let stopped = self.machines.iter().filter_map(|body| body.machine().stood()).map(|stood| host_time(stood.start, begun)).max();
-        self.clock.stop(stopped.unwrap_or_else(monotonic));
+        if let Some(ran) = stopped.filter(|_| !stood_before).map(|stopped| stopped.saturating_sub(begun)) {
+            self.clock.stop_at(VirtualTime::from_ns(self.clock.at(begun).ns.saturating_add(ran.as_nanos() as u64)));
+        }
         result
     }
 

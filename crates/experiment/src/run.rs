@@ -20,6 +20,7 @@ use fermata_net::{Change, Fabric};
 use fermata_store::{Cost, Hold, Progress, Record, Skew, Waiting, Writer};
 use fermata_types::{CheckpointId, ClassTimes, MachineId, Perturbation, VirtualTime};
 use std::{
+    cell::Cell,
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
     thread,
@@ -252,7 +253,8 @@ impl Run {
         }
     }
 
-    /// Has a command begin in a guest, once, when its agent answers. Nobody waits for its end, but for a word about it in the log.
+    /// Has a command begin in a guest, once, when its agent answers, which it has so much of the guest's time for. Nobody waits for its end, but for a word about it in
+    /// the log.
     fn execute(&self, body: &Arc<Body>, waiting: Waiting, wait: Duration) {
         let events = body.events().clone();
         let command = events.command(&waiting).map(|(machine, command)| (machine.to_owned(), command.to_owned()));
@@ -261,17 +263,30 @@ impl Run {
         let Some(of) = of(&machine) else { return };
         let (name, body) = (format!("{}:{machine}", self.name), Arc::downgrade(body));
         let work = move || {
-            // While nothing runs, no agent answers. Whoever leaves the body takes what waits along, in the checkpoint that it goes to.
-            while !body.upgrade()?.clock.runs() {
-                thread::sleep(BETWEEN_LOOKS);
-            }
-            drop(body);
             let words = ["/bin/sh".to_owned(), "-c".to_owned(), command.clone()];
-            let visit = of.agent().visit(wait, &|| true).inspect_err(|error| {
-                events.give_up(&waiting);
-                tracing::warn!("{name}: `{command}` could not be run: {error}");
-            });
-            let visit = visit.ok()?;
+            // While nothing runs, no agent answers. Whoever leaves the body takes what waits along, in the checkpoint that it goes to.
+            let runs = || body.upgrade().map(|body| body.clock.runs());
+            let time = || body.upgrade().map(|body| body.clock.at(monotonic()).since_start());
+            let end = time()? + wait;
+            let visit = loop {
+                while !runs()? {
+                    thread::sleep(BETWEEN_LOOKS);
+                }
+                let stood = Cell::new(false);
+                let goes_on = || {
+                    stood.set(runs() != Some(true));
+                    !stood.get()
+                };
+                match of.agent().visit(end.saturating_sub(time()?), &goes_on) {
+                    Ok(visit) => break visit,
+                    Err(_) if stood.get() => {}
+                    Err(error) => {
+                        events.give_up(&waiting);
+                        tracing::warn!("{name}: `{command}` could not be run: {error}");
+                        return None;
+                    }
+                }
+            };
             let begun = events.begin(&waiting, || visit.begin(&words, None))?;
             match begun.map(|begun| visit.end(begun, &|| true)) {
                 Ok(Ok(done)) if done.status == 0 => tracing::info!("{name}: `{command}` has ended"),
@@ -323,13 +338,17 @@ impl Run {
                 self.name
             )));
         }
-        let at = asked.when.map(|when| self.instant(when)).transpose()?;
-        let (mut past, at) = match at {
-            Some((body, at)) => (self.await_instant(&body, at, wanted)?, Some(at)),
-            None => (self.alone(), None),
+        let (meant, at) = asked.when.map(|when| self.instant(when)).transpose()?.unzip();
+        let mut past = match (&meant, at) {
+            (Some(body), Some(at)) => self.await_instant(body, at, wanted)?,
+            _ => self.alone(),
         };
         let (parts, standing, body, _upon) = {
             let mut state = self.state();
+            // While another checkpoint was waited for the run may have gone elsewhere, where that instant is another one.
+            if meant.is_some_and(|meant| !Arc::ptr_eq(&meant, &state.body)) {
+                return Err(Error::Left { run: self.name.clone() });
+            }
             state.moving = Some(state.standing.branch.clone());
             (state.parts.clone(), state.standing.clone(), state.body.clone(), state.hold.clone())
         };

@@ -295,7 +295,8 @@ impl Keeper {
             Ok(arrived) => arrived,
             Err(error) => {
                 if was_running {
-                    let _ = before.resume();
+                    // Not into a checkpoint that has found it paused.
+                    let _ = run.resume();
                 }
                 return Err(error);
             }
@@ -309,9 +310,14 @@ impl Keeper {
             // Without an answer from the store the next checkpoint says what is wrong with it.
             self.branch_from(&record.branch, &id, &taken).unwrap_or_else(|_| record.branch.clone())
         });
+        let body = run.body();
+        if let (Some(fabric), Some(left)) = (body.fabric(), left.fabric()) {
+            // Those that somebody began meanwhile.
+            fabric.share_captures(left);
+        }
         self.spares.bury(left);
-        self.spares.want_like(&run.body());
-        let (branch, perturbation) = (run.standing().branch, run.body().perturbation());
+        self.spares.want_like(&body);
+        let (branch, perturbation) = (run.standing().branch, body.perturbation());
         Ok(Resumed { run: run.name().to_owned(), branch, checkpoint: id, time_virtual, took, warm, perturbation })
     }
 

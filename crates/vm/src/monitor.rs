@@ -59,13 +59,15 @@ pub(crate) struct Talk {
     /// When the guest last stopped and went on, as QEMU told.
     stopped: Option<Timestamp>,
     resumed: Option<Timestamp>,
+    /// The guest has switched itself off since.
+    is_off: bool,
 }
 
 impl Talk {
     pub fn begin(stream: UnixStream, patience: Duration) -> Result<Self, ExecuteError> {
         let connection = handshake(stream.try_clone()?, patience)?;
         let (asked, answers) = (VecDeque::new(), BTreeMap::new());
-        Ok(Self { connection, stream, tickets: 0, primed: None, asked, answers, stopped: None, resumed: None })
+        Ok(Self { connection, stream, tickets: 0, primed: None, asked, answers, stopped: None, resumed: None, is_off: false })
     }
 
     /// Says all of a command but its last byte, unless that was done. The next one that is asked has to be this one.
@@ -105,7 +107,8 @@ impl Talk {
         for event in self.connection.events() {
             match event {
                 qmp::Event::STOP { timestamp, .. } => self.stopped = Some(timestamp),
-                qmp::Event::RESUME { timestamp, .. } => self.resumed = Some(timestamp),
+                qmp::Event::RESUME { timestamp, .. } => (self.resumed, self.is_off) = (Some(timestamp), false),
+                qmp::Event::SHUTDOWN { .. } => self.is_off = true,
                 // What others tell is asked for when it is needed.
                 _ => {}
             }
@@ -122,9 +125,9 @@ impl Talk {
         self.asked.len() + self.answers.len()
     }
 
-    /// When the guest last stopped.
+    /// When the guest was last stopped; none if it has stopped by itself.
     fn stopped(&self) -> Option<Duration> {
-        since_1970(self.stopped?)
+        since_1970(self.stopped.filter(|_| !self.is_off)?)
     }
 
     /// When the guest last stopped and when it last went on.
@@ -298,7 +301,7 @@ impl Monitor {
         }
     }
 
-    /// When the guest last stopped, as QEMU told: wall clock of the host, to the microsecond.
+    /// When the guest was last stopped, as QEMU told: wall clock of the host, to the microsecond. None if it has switched itself off.
     pub fn stopped(&self) -> Option<Duration> {
         self.talk().as_ref()?.stopped()
     }
@@ -398,7 +401,10 @@ mod tests {
         let greeting = r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 7}, "package": ""}, "capabilities": ["oob"]}}"#;
         let stopped = r#"{"timestamp": {"seconds": 7, "microseconds": 5}, "event": "STOP"}"#;
         let returned = r#"{"return": {}}"#;
-        write!(qemu, "{greeting}\r\n{returned}\r\n{stopped}\r\n{returned}\r\n{returned}\r\n{returned}\r\n").expect("it is written");
+        let off =
+            r#"{"timestamp": {"seconds": 8, "microseconds": 0}, "event": "SHUTDOWN", "data": {"guest": true, "reason": "guest-shutdown"}}"#;
+        let answers = [returned, stopped, returned, returned, off, stopped, returned].join("\r\n");
+        write!(qemu, "{greeting}\r\n{answers}\r\n").expect("it is written");
         let mut said = || {
             let mut bytes = vec![0; 1024];
             let length = qemu.read(&mut bytes).unwrap_or(0);
@@ -426,6 +432,7 @@ mod tests {
         let asked = talk.ask(&qmp::cont {}).expect("it is asked");
         assert_eq!(said(), r#"{"execute":"cont"}"#);
         assert!(matches!(talk.answer(asked, PATIENCE), Ok(Some(Ok(_)))));
+        assert_eq!(talk.stopped(), None, "it has switched itself off, and was not stopped");
     }
 
     #[test]
