@@ -55,6 +55,7 @@ pub fn check_name(store: &Path, remote: &str) -> Result<(), Problem> {
 
 /// From now on keepers copy what they take to this remote. Those that run already see it when they look next.
 pub fn keep(store: &Path, entry: BackupEntry) -> Result<Vec<BackupEntry>, Problem> {
+    let _alone = remotes::changing(store)?;
     let mut all = kept(store)?;
     if !all.contains(&entry) {
         all.push(entry);
@@ -65,6 +66,7 @@ pub fn keep(store: &Path, entry: BackupEntry) -> Result<Vec<BackupEntry>, Proble
 
 /// No longer; what is there stays. Without an experiment: of none.
 pub fn leave(store: &Path, entry: &BackupEntry) -> Result<Vec<BackupEntry>, Problem> {
+    let _alone = remotes::changing(store)?;
     let mut all = kept(store)?;
     let before = all.len();
     all.retain(|known| known.remote != entry.remote || entry.experiment.is_some() && known.experiment != entry.experiment);
@@ -230,31 +232,40 @@ fn copy_new(store: &Path, experiment: &str, done: &mut BTreeMap<String, Refs>, s
         .map(|entry| entry.remote)
         .collect();
     done.retain(|remote, _| mine.contains(remote));
+    // One that cannot be reached keeps nothing from the others.
+    let mut failed = None;
     for remote in mine {
-        let refs = remotes::refs(&local::open(store)?, experiment)?;
-        if refs.is_empty() || done.get(&remote) == Some(&refs) {
-            continue;
+        if let Err(error) = copy_to(store, experiment, &remote, done, step) {
+            failed.get_or_insert(error);
         }
-        let request = CopyRequest {
-            remote: Some(remote.clone()),
-            experiment: experiment.to_owned(),
-            jobs: JOBS,
-            passphrase: remotes::passphrase(),
-            everything: true,
-            ..CopyRequest::default()
-        };
-        let copied = remotes::push(store, &request, &mut |_| step())?;
-        if let Some(left) = copied.refs.iter().find(|name| matches!(name.outcome, Outcome::Left { .. })) {
-            let (RefName::Branch(name) | RefName::Tag(name)) = &left.name;
-            return Err(Problem::new(format!(
-                "{name} is elsewhere on {remote}, where another host may have moved it: `fermata push {remote} {name} --force` moves it"
-            )));
-        }
-        if copied.checkpoints > 0 {
-            tracing::info!("{} checkpoints were backed up to {remote}, {} bytes", copied.checkpoints, copied.bytes);
-        }
-        done.insert(remote, refs);
     }
+    failed.map_or(Ok(()), Err)
+}
+
+fn copy_to(store: &Path, experiment: &str, remote: &str, done: &mut BTreeMap<String, Refs>, step: &dyn Fn()) -> Result<(), Problem> {
+    let refs = remotes::refs(&local::open(store)?, experiment)?;
+    if refs.is_empty() || done.get(remote) == Some(&refs) {
+        return Ok(());
+    }
+    let request = CopyRequest {
+        remote: Some(remote.to_owned()),
+        experiment: experiment.to_owned(),
+        jobs: JOBS,
+        passphrase: remotes::passphrase(),
+        everything: true,
+        ..CopyRequest::default()
+    };
+    let copied = remotes::push(store, &request, &mut |_| step())?;
+    if let Some(left) = copied.refs.iter().find(|name| matches!(name.outcome, Outcome::Left { .. })) {
+        let (RefName::Branch(name) | RefName::Tag(name)) = &left.name;
+        return Err(Problem::new(format!(
+            "{name} is elsewhere on {remote}, where another host may have moved it: `fermata push {remote} {name} --force` moves it"
+        )));
+    }
+    if copied.checkpoints > 0 {
+        tracing::info!("{} checkpoints were backed up to {remote}, {} bytes", copied.checkpoints, copied.bytes);
+    }
+    done.insert(remote.to_owned(), refs);
     Ok(())
 }
 

@@ -77,8 +77,10 @@ pub fn prune(store: &Path, request: &RemotePruneRequest, busy: &mut dyn FnMut(Ac
         options.checkpoints.entry(gone.experiment.clone()).or_default().insert(gone.id);
     }
     let freed = opened.prune_remote(remote, &options, &mut |stage, progress| busy(remotes::activity(stage, "fetching", "bytes", progress)));
+    let freed = freed.map_err(problem)?;
+    removed.retain(|gone| !freed.stayed.contains(&gone.id));
     let kept = all - removed.len() as u64;
-    Ok(RemotePruned { remote: remote.to_string(), dry_run: request.dry_run, removed, kept, freed: freed.map_err(problem)? })
+    Ok(RemotePruned { remote: remote.to_string(), dry_run: request.dry_run, removed, kept, freed })
 }
 
 fn not_kept(keep: &Keep, records: &[(CheckpointId, Record)], refs: &BTreeMap<RefName, CheckpointId>) -> Vec<CheckpointId> {

@@ -6,6 +6,7 @@ use crate::{
     values::{Activity, Experiment, ExperimentState, Problem},
 };
 use fermata_experiment::{ImageDetails, find_image, images_of};
+use fermata_linux::lock::FileLock;
 use fermata_remote::{Address, Sealed};
 pub use fermata_store::{Encryption, remote::RefName};
 use fermata_store::{
@@ -20,12 +21,15 @@ use std::{
     io::{self, BufRead, Write},
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 /// The remote that is meant when none is named and there are several.
 const ORIGIN: &str = "origin";
 /// Where a store remembers its remotes.
 const FILE: &str = "remotes.json";
+/// How long somebody else may be changing the small files of a store.
+const CHANGING_MAX: Duration = Duration::from_secs(10);
 
 /// A remote by the name that it has here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -186,6 +190,13 @@ fn absolute(file: &Path) -> Result<PathBuf, Problem> {
     file.canonicalize().map_err(|error| Problem::new(format!("cannot find the key file {}: {error}", file.display())))
 }
 
+/// Held by whoever reads one of the store's small files and writes it anew: two at once would lose what one of them wrote.
+pub(crate) fn changing(store: &Path) -> Result<FileLock, Problem> {
+    let lock =
+        FileLock::of_directory(store, CHANGING_MAX).map_err(|error| Problem::new(format!("cannot lock {}: {error}", store.display())))?;
+    lock.ok_or_else(|| Problem::new(format!("somebody else changes {} all the time: try again", store.display())))
+}
+
 /// Gives a place a name here. Nothing is asked of it yet.
 pub fn add(store: &Path, entry: RemoteEntry) -> Result<RemoteEntry, Problem> {
     let address = address(&entry.address)?;
@@ -197,6 +208,7 @@ pub fn add(store: &Path, entry: RemoteEntry) -> Result<RemoteEntry, Problem> {
         return Err(Problem::new(format!("\"{}\" is no name for a remote: it would be taken for an address", entry.name)));
     }
     let _made = local::made(store)?;
+    let _alone = changing(store)?;
     let mut all = remotes(store)?;
     if let Some(known) = all.iter().find(|known| known.name == entry.name) {
         return Err(Problem::new(format!("{} is {} already: `fermata remote rm {0}` forgets it", known.name, known.address)));
@@ -209,6 +221,7 @@ pub fn add(store: &Path, entry: RemoteEntry) -> Result<RemoteEntry, Problem> {
 
 /// Forgets a remote. What is there stays.
 pub fn forget(store: &Path, name: &str) -> Result<RemoteEntry, Problem> {
+    let _alone = changing(store)?;
     let mut all = remotes(store)?;
     let place = all.iter().position(|known| known.name == name).ok_or_else(|| no_remote(name, &all))?;
     let entry = all.remove(place);
@@ -425,7 +438,9 @@ pub fn pull(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
         let before = here.get(&name).copied();
         let mut outcome = outcome(&name, id, before, &parents, request.force);
         match (&name, &outcome) {
-            (RefName::Branch(branch), Outcome::Moved) if living.contains(branch) => outcome = Outcome::Left { at: before.unwrap_or(id) },
+            (RefName::Branch(branch), Outcome::New | Outcome::Moved) if living.contains(branch) => {
+                outcome = Outcome::Left { at: before.unwrap_or(id) }
+            }
             (RefName::Branch(branch), Outcome::New | Outcome::Moved) => opened.set_branch(experiment, branch, &id).map_err(problem)?,
             (RefName::Tag(tag), Outcome::New) => opened.tag(experiment, tag, &id).map_err(problem)?,
             (RefName::Tag(tag), Outcome::Moved) => {
@@ -564,6 +579,7 @@ fn make(store: &Path, entry: &RemoteEntry, remote: &dyn Remote) -> Result<Option
 }
 
 fn remember(store: &Path, entry: &RemoteEntry, identity: String) -> Result<(), Problem> {
+    let _alone = changing(store)?;
     let mut all = remotes(store)?;
     // Somebody may have forgotten it meanwhile.
     if let Some(known) = all.iter_mut().find(|known| **known == *entry) {

@@ -111,7 +111,9 @@ fn read_record(path: &Path) -> Result<SwappedOut, Problem> {
 fn write_record(store: &Path, swapped: &SwappedOut) -> Result<(), Problem> {
     let path = record_path(store, &swapped.experiment);
     let directory = path.parent().expect("it lies in the store");
-    fs::create_dir_all(directory).map_err(|error| Problem::new(format!("cannot write {}: {error}", path.display())))?;
+    // The checkpoints may go when this is there: so must be its directory after the power failed.
+    let made = fs::create_dir_all(directory).and_then(|()| fs::File::open(store)?.sync_all());
+    made.map_err(|error| Problem::new(format!("cannot write {}: {error}", path.display())))?;
     write_json(&path, swapped)
 }
 
@@ -310,7 +312,9 @@ impl Out<'_> {
         // Golden images go with the first round: the machines stand in the last one.
         let without_images = to.without_images || !self.rounds.is_empty();
         // One line at a time: the guests need the processors, too.
-        CopyRequest { experiment: self.request.experiment.clone(), names: Vec::new(), without_images, jobs: 1, ..to.clone() }
+        let experiment = self.request.experiment.clone();
+        // Those that no branch leads to as well: nothing is to be left here.
+        CopyRequest { experiment, names: Vec::new(), everything: true, without_images, jobs: 1, ..to.clone() }
     }
 
     /// The last checkpoint, of machines that stand and go on no more here. Returns the record that is left, and the bytes that the store gave back.

@@ -253,8 +253,8 @@ impl Store {
 
     /// Moves a branch or tag on a remote, or makes it, if it is still where it was `before`.
     ///
-    /// Whoever removes checkpoints there looks at the branches after that, and this looks at the checkpoint after the branch: so one of them sees the other,
-    /// and no branch is left on a checkpoint that is not there.
+    /// Whoever removes checkpoints there looks at the branches after that, and this looks at the checkpoint after the branch: so one of them sees the other.
+    /// A new branch may then be on a checkpoint that is [`Gone`](RefSet::Gone), until that is pushed again.
     pub fn set_remote_ref(
         &self,
         remote: &dyn Remote,

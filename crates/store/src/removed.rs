@@ -4,6 +4,7 @@
 use crate::{
     Error, Record, Result, Store, chunks,
     cipher::Sealing,
+    collect::Turn,
     files::Medium,
     index::{Index, ScanFrom},
     refs::parent_of_removed,
@@ -19,6 +20,16 @@ use std::{
 
 const FILE: &str = "removed";
 const NO_PARENT: &str = "-";
+
+/// Writes them when these checkpoints were `fetched`, or one of them is told to be removed since somebody died who had fetched it. Waits for a collection.
+pub(crate) fn tell_of(store: &Store, ids: &[CheckpointId], fetched: bool) -> Result<()> {
+    let told = read(&store.0.path, &store.0.sealing)?;
+    if !fetched && !ids.iter().any(|id| told.contains_key(id)) {
+        return Ok(());
+    }
+    let _turn = Turn::alone(store, true)?;
+    write(store)
+}
 
 /// Writes the removed checkpoints to a file beside the packs, if they are others than those that it has.
 pub(crate) fn write(store: &Store) -> Result<()> {

@@ -61,7 +61,7 @@ Examples:
   fermata clone s3://my-bucket/fermata
   fermata clone /mnt/nas/fermata --store /srv/fermata -e replicas")]
 pub struct Clone {
-    /// s3://BUCKET/PREFIX, or the path of a directory
+    /// The path of a directory, ssh://HOST/PATH, https://HOST/PATH, or s3://BUCKET/PREFIX
     address: String,
     /// The name that the place has here from now on
     #[arg(long, value_name = "NAME", default_value = "origin")]

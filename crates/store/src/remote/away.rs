@@ -26,6 +26,7 @@ use crate::{
     index::{Db, Location},
     node::{Node, Stored},
     pack::{self, Frame, Kind},
+    removed,
     store::Inner,
     table::Nodes as _,
 };
@@ -216,7 +217,8 @@ impl Inner {
     /// Who has an object that cannot be read here; none: it can, or nobody has it.
     pub fn away_with(&self, db: &Db, name: &Name) -> Result<Option<Arc<Away>>> {
         let Some(away) = self.away().filter(|away| away.has(name)) else { return Ok(None) };
-        let place = self.index.location(&*self.index.read()?, db, name, &Named("object", name))?;
+        // What a collection is about to remove is as good as gone: nobody who came after it began is waited for.
+        let place = self.index.lasting(&*self.index.read()?, db, name, &Named("object", name))?;
         let here = match place {
             Some(Location::Pack { .. }) => true,
             Some(Location::Image { image, .. }) => self.images.read().unwrap_or_else(PoisonError::into_inner).contains_key(&image),
@@ -269,6 +271,10 @@ impl Away {
                 _ if self.lock().ended => return None,
                 Ok(pulled) => {
                     self.arrived();
+                    // Nobody waits for that: it waits for whoever collects or verifies.
+                    if let Err(error) = removed::tell_of(&self.store, &[self.id], pulled.checkpoints > 0) {
+                        tracing::warn!("{error}");
+                    }
                     return Some(pulled);
                 }
                 Err(error) => {
@@ -459,7 +465,12 @@ impl Away {
         let mut wanted = None;
         for (number, entry) in (at..).zip(&entries[..count]) {
             let from = (entry.offset - first.offset) as usize;
-            let frame = Arc::new(pack::unpack(&bytes[from..from + entry.length as usize])?);
+            let frame = match pack::unpack(&bytes[from..from + entry.length as usize]) {
+                Ok(frame) => Arc::new(frame),
+                // A neighbour is wanted by nobody yet.
+                Err(_) if wanted.is_some() => break,
+                Err(error) => return Err(error.into()),
+            };
             self.frames.insert((pack.id, number), frame.clone());
             wanted.get_or_insert(frame);
         }

@@ -32,13 +32,27 @@ pub fn make_remote(remote: &dyn Remote) -> Result<String> {
     let drawn = unique(remote)?;
     let swapped = remote.swap(IDENTITY, None, format!("{drawn}\n").into_bytes());
     let made = match swapped.map_err(Error::io("write", &place(remote, IDENTITY)))? {
-        true => drawn,
+        true => {
+            check_conditions(remote, &drawn)?;
+            drawn
+        }
         // Somebody else was faster.
         false => identity(remote)?.ok_or_else(|| damaged(remote, IDENTITY, "it was there a moment ago, and is gone"))?,
     };
     // Last, so that what has a format has an identity.
     check_format(remote, true)?;
     Ok(made)
+}
+
+/// Fails where an object is written that was to be written only if there were none: several hosts would overwrite each other's branches there, and prunes their claims.
+fn check_conditions(remote: &dyn Remote, identity: &str) -> Result<()> {
+    match remote.swap(IDENTITY, None, format!("{identity}\n").into_bytes()).map_err(Error::io("write", &place(remote, IDENTITY)))? {
+        false => Ok(()),
+        true => Err(Error::refused(
+            format!("{remote} does not heed conditions: it wrote an object anew that was to be written only if it was not there"),
+            "use a service with conditional writes (If-None-Match and If-Match), or a directory",
+        )),
+    }
 }
 
 /// Fails unless a place is the remote that is expected there.

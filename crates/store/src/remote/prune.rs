@@ -71,6 +71,9 @@ pub struct Pruned {
     pub rewritten_bytes: u64,
     /// Pushes that were taken for dead.
     pub dead_pushes: u64,
+    /// Checkpoints that stay, for a branch or a tag has come to be on them meanwhile.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub stayed: BTreeSet<CheckpointId>,
 }
 
 impl Store {
@@ -173,7 +176,7 @@ impl Prune<'_> {
     }
 
     /// Removes records, and tells how many. Those who descend from them learn from whom they descend now.
-    fn remove_records(&self, experiment: &str, ids: &BTreeSet<CheckpointId>) -> Result<u64> {
+    fn remove_records(&mut self, experiment: &str, ids: &BTreeSet<CheckpointId>) -> Result<u64> {
         let mut records = HashMap::new();
         for id in ids {
             records.insert(*id, record(self.remote, experiment, id)?);
@@ -187,13 +190,15 @@ impl Prune<'_> {
             let (ancestor, _) = lines::nearest(self.remote, experiment, at, |id| Ok(there.contains(id)))?;
             lines::put(self.remote, experiment, &(*id, ancestor))?;
         }
-        ids.iter().try_for_each(|id| self.remove(&record_name(experiment, id)))?;
-        // What a branch or a tag has come to be on since it was looked is put back: nothing below it has gone yet. See `Store::set_remote_ref`.
+        let removed = ids.iter().try_for_each(|id| self.remove(&record_name(experiment, id)));
+        // What a branch or a tag has come to be on since it was looked is put back, whatever failed: nothing below it has gone yet. See `Store::set_remote_ref`.
         let named: BTreeSet<_> = self.shelf.store.remote_refs(self.remote, experiment)?.into_values().collect();
         for id in named.intersection(ids) {
             let object = record_name(experiment, id);
             self.remote.put(&object, records[id].1.clone()).map_err(Error::io("write", &place(self.remote, &object)))?;
+            self.told.stayed.insert(*id);
         }
+        removed?;
         Ok(ids.difference(&named).count() as u64)
     }
 

@@ -7,9 +7,7 @@ use super::{
     shelf::{Fetched, Shelf},
 };
 use crate::{
-    Progress, Record, Result, Store, Writer,
-    collect::Turn,
-    hash,
+    Progress, Record, Result, Store, Writer, hash,
     hold::Presence,
     pack,
     refs::parent_of_removed,
@@ -71,7 +69,7 @@ impl Store {
         self.begin_pull(remote, experiment, ids, options)?.finish(progress)
     }
 
-    /// The same for somebody who is present already, and who no longer is when it has succeeded.
+    /// The same for somebody who is present already, and who no longer is when it has succeeded. It waits for no collection: [`removed::tell_of`] is to be called.
     pub(super) fn pull_present(
         &self,
         remote: &dyn Remote,
@@ -108,7 +106,7 @@ impl Store {
         self.0.forget_if_collected()?;
         let jobs = options.jobs.max(1);
         let wanted = self.lacking(remote, experiment, ids, jobs)?;
-        Ok(Pull { shelf: Shelf::new(self, remote, jobs), wanted, images: Vec::new(), presence })
+        Ok(Pull { shelf: Shelf::new(self, remote, jobs), ids: ids.to_vec(), wanted, images: Vec::new(), presence })
     }
 
     /// The records of those that are not here, parents before children.
@@ -190,6 +188,8 @@ impl Wanted {
 /// A pull under way.
 pub struct Pull<'a> {
     shelf: Shelf<'a>,
+    /// All that was asked for.
+    ids: Vec<CheckpointId>,
     wanted: Vec<Wanted>,
     /// Golden images that came, open, so that none is collected before the checkpoints are here that stand on it.
     images: Vec<File>,
@@ -219,12 +219,15 @@ impl Pull<'_> {
 
     /// Fetches all that is lacking, and puts the checkpoints into the store.
     pub fn finish(mut self, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<Pulled> {
+        let (store, ids) = (self.shelf.store, self.ids.clone());
         let mut presence = self.presence.take();
-        self.finish_present(&mut presence, progress)
+        let pulled = self.finish_present(&mut presence, progress)?;
+        removed::tell_of(store, &ids, pulled.checkpoints > 0)?;
+        Ok(pulled)
     }
 
     fn finish_present(mut self, presence: &mut Option<Presence>, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<Pulled> {
-        let (store, total) = (self.shelf.store, self.wanted.len() as u64);
+        let total = self.wanted.len() as u64;
         let wanted = std::mem::take(&mut self.wanted);
         if total > 0 {
             self.shelf.look(progress)?;
@@ -238,10 +241,6 @@ impl Pull<'_> {
             shelf.clear();
         }
         presence.take();
-        if total > 0 {
-            let _turn = Turn::alone(store, true)?;
-            removed::write(store)?;
-        }
         Ok(Pulled { checkpoints: total, packs, bytes, images: images.len() as u64 })
     }
 
