@@ -161,11 +161,12 @@ impl Body {
         side_by_side(&self.machines, |body| body.machine().glance())
     }
 
-    /// Lets all machines go on together that were paused. If there is none, all of them are asked, and say why not.
+    /// Lets all machines go on together that were paused, or that do not answer: one that hangs may be yet to stop. If none is paused, all of them are asked, and say why not.
     pub fn resume(&self) -> Result<()> {
-        let paused: Vec<_> = self.machines.iter().zip(self.glance()).filter(|(_, status)| *status == Status::Paused).collect();
-        let chosen: Vec<_> =
-            if paused.is_empty() { self.machines.iter().collect() } else { paused.into_iter().map(|(body, _)| body).collect() };
+        let seen = self.glance();
+        let none = !seen.contains(&Status::Paused);
+        let goes = |status: &Status| none || matches!(status, Status::Paused | Status::Silent);
+        let chosen: Vec<_> = self.machines.iter().zip(&seen).filter(|(_, status)| goes(status)).map(|(body, _)| body).collect();
         let (went, result) = run_together(chosen.into_iter().map(|body| Start { machine: body.machine().clone(), from: None }).collect());
         self.clock.machines_run(&went);
         if !self.clock.runs() {

@@ -164,7 +164,7 @@ pub(crate) fn take<S: Storage>(
                     catch_up(parts, of, manner.at, clock)
                 });
                 soon = Some(priority::soon());
-                let result = result.map(|()| wait_until(&Stopwatch::start(), left(manner.at, clock)));
+                let result = result.map(|()| wait_as_long(left(manner.at, clock)));
                 result.and(besides("the experiment", "prepare", || seen(Moment::Prepared)))
             }
             Step::Freeze(of) => {
@@ -300,10 +300,15 @@ fn left(at: Option<VirtualTime>, clock: &GuestClock) -> Duration {
     at.filter(|_| clock.runs()).map_or(Duration::ZERO, |at| clock.until(at, monotonic()))
 }
 
+/// Waits from now on.
+fn wait_as_long(time: Duration) {
+    wait_until(&Stopwatch::start(), time);
+}
+
 /// Has the parts do again, shortly before the instant, what has become due while they waited for it or for one another.
 fn catch_up<S: 'static>(parts: &mut Parts<S>, of: &[usize], at: Option<VirtualTime>, clock: &GuestClock) -> Result<(), PartFailure> {
     let before = CATCH_UP * (parts.len() as u32 + 1);
-    wait_until(&Stopwatch::start(), left(at, clock).saturating_sub(before));
+    wait_as_long(left(at, clock).saturating_sub(before));
     let machines = parts.iter().filter(|part| part.kind() == PartKind::Machine).count();
     if at.is_some() || machines > 1 {
         each(parts, of, "prepare", |part| part.catch_up())?;

@@ -592,6 +592,10 @@ impl Run {
         let mut arrived = State::new(arrival.body, arrival.parts, arrival.standing);
         arrived.standing.branch = branch(state.moving.as_deref());
         arrived.moving = state.moving.take();
+        if let (Some(fabric), Some(left)) = (arrived.body.fabric(), state.body.fabric()) {
+            // Those that somebody began since the other ones were taken along.
+            fabric.share_captures(left);
+        }
         let left = std::mem::replace(&mut *state, arrived).body;
         drop(state);
         self.lock_forwards().follow(&self.body());

@@ -311,10 +311,6 @@ impl Keeper {
             self.branch_from(&record.branch, &id, &taken).unwrap_or_else(|_| record.branch.clone())
         });
         let body = run.body();
-        if let (Some(fabric), Some(left)) = (body.fabric(), left.fabric()) {
-            // Those that somebody began meanwhile.
-            fabric.share_captures(left);
-        }
         self.spares.bury(left);
         self.spares.want_like(&body);
         let (branch, perturbation) = (run.standing().branch, body.perturbation());

@@ -380,9 +380,10 @@ impl GuestRam {
         })
     }
 
-    /// Brings in what of these buffers is yet to be restored. Fails if they do not lie in guest RAM.
+    /// Brings in what of these buffers is yet to be restored. Fails if one does not lie in guest RAM; the others are there all the same.
     pub fn bring_in(&self, buffers: &[(u64, u32)]) -> GuestMemoryResult<()> {
-        buffers.iter().try_for_each(|(guest, len)| self.slices(*guest, *len as usize).try_for_each(|slice| slice.map(drop)))
+        let brought = |(guest, len): &(u64, u32)| self.slices(*guest, *len as usize).try_for_each(|slice| slice.map(drop));
+        buffers.iter().map(brought).fold(Ok(()), GuestMemoryResult::and)
     }
 
     /// Calls `each` with every region that the range touches, and offset and length within it. Stops where there is no memory.

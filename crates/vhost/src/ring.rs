@@ -19,6 +19,7 @@ use std::{
     io::{self, Read, Write},
     sync::{Arc, atomic::Ordering},
 };
+use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes as _, GuestAddress};
 
@@ -35,6 +36,7 @@ const DESCRIPTOR_BYTES: u32 = 16;
 /// Of a descriptor: where its length and its flags are.
 const DESCRIPTOR_LEN: usize = 8;
 const DESCRIPTOR_FLAGS: usize = 12;
+const DESCRIPTOR_NEXT: usize = 14;
 const RING_BYTES: u32 = 6;
 const AVAILABLE_BYTES: u32 = 2;
 const USED_BYTES: u32 = 8;
@@ -48,7 +50,7 @@ pub enum Next {
     Look,
     /// Comes back soon: there is more.
     Again,
-    /// Comes back later: the host has no space for the next request.
+    /// Comes back later: the host has no space for the next request, or could not bring in its buffers.
     Later,
 }
 
@@ -311,16 +313,25 @@ impl Ring {
     /// The table that a chain has its descriptors in, if it is yet to be restored.
     fn absent_table(&self, ram: &GuestRam, head: u16) -> Option<Absent> {
         let mut descriptor = [0; DESCRIPTOR_BYTES as usize];
-        let at = self.queue.desc_table() + u64::from(DESCRIPTOR_BYTES) * u64::from(head);
-        // What cannot be read is found to be unusable by whoever walks the chain.
-        ram.read_slice(&mut descriptor, GuestAddress(at)).ok()?;
-        let flags = u16::from_le_bytes([descriptor[DESCRIPTOR_FLAGS], descriptor[DESCRIPTOR_FLAGS + 1]]);
-        if u32::from(flags) & virtio_bindings::virtio_ring::VRING_DESC_F_INDIRECT == 0 {
-            return None;
+        let mut index = head;
+        // What cannot be, or cannot be read, is found to be unusable by whoever walks the chain.
+        for _ in 0..self.queue.size() {
+            let at = self.queue.desc_table() + u64::from(DESCRIPTOR_BYTES) * u64::from(index);
+            ram.read_slice(&mut descriptor, GuestAddress(at)).ok()?;
+            let short = |at: usize| u16::from_le_bytes([descriptor[at], descriptor[at + 1]]);
+            let has = |flag: u32| u32::from(short(DESCRIPTOR_FLAGS)) & flag != 0;
+            if has(VRING_DESC_F_INDIRECT) {
+                let (address, rest) = descriptor.split_at(DESCRIPTOR_LEN);
+                let table = (u64::from_le_bytes(address.try_into().ok()?), u32::from_le_bytes(rest[..4].try_into().ok()?));
+                let can_be = table.1.is_multiple_of(DESCRIPTOR_BYTES) && table.1 / DESCRIPTOR_BYTES <= u32::from(RING_SIZE_MAX);
+                return (can_be && !ram.are_there(&[table])).then(|| Absent(vec![table]));
+            }
+            if !has(VRING_DESC_F_NEXT) || short(DESCRIPTOR_NEXT) >= self.queue.size() {
+                return None;
+            }
+            index = short(DESCRIPTOR_NEXT);
         }
-        let (address, rest) = descriptor.split_at(DESCRIPTOR_LEN);
-        let table = (u64::from_le_bytes(address.try_into().ok()?), u32::from_le_bytes(rest[..4].try_into().ok()?));
-        (!ram.are_there(&[table])).then(|| Absent(vec![table]))
+        None
     }
 
     /// Has `fill` write into the next buffers that the driver has laid into the ring, and gives them back. `fill` returns how many bytes it wrote; if

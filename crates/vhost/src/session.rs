@@ -250,7 +250,8 @@ impl Link {
             let Some(absent) = rings[ring].take_absent() else { return next };
             (ram.clone(), absent)
         };
-        // Without the lock: others have something to say to this guest, or have to stop the ring.
+        // Those before it are served. Without the lock: others have something to say to this guest, or have to stop the ring.
+        self.backend.served();
         if ram.bring_in(&buffers).is_ok() { Next::Again } else { Next::Later }
     }
 

@@ -562,7 +562,7 @@ impl Machine {
         if !device_state::is_plausible(state.devices) {
             return Err(corrupt("the checkpoint's device state does not begin like one"));
         }
-        if state.ram.pages * PAGE_SIZE as u64 != self.config.memory {
+        if state.ram.pages != self.config.memory / PAGE_SIZE as u64 {
             return Err(corrupt("the checkpoint's RAM is of another size than the machine's"));
         }
         let pager = Pager::new(state.store.clone(), state.ram, &self.memory);

@@ -73,9 +73,12 @@ fn link(value: Value, faults: &mut Faults) -> Option<RawLink> {
         fields.required_entry("endpoints", "endpoints: [\"a:eth1\", \"b:eth1\"]", faults).and_then(|entry| endpoints(entry, faults));
     let lost = faults.found() != before;
     let mtu = fields.take("mtu").and_then(|value| whole(value, "a number of bytes from 68 to 9216", faults));
-    let shape = shape(&mut fields, faults);
+    let before = faults.found();
+    let mut shape = shape(&mut fields, faults);
     let back = fields.take("back").and_then(|value| back(value, faults));
     fields.finish(faults);
+    // A key that is none may have been meant for one of these.
+    shape.partial = faults.found() != before;
     Some(RawLink { lan, endpoints: endpoints.unwrap_or_else(|| Spanned::nowhere(Vec::new())), mtu, shape, back, lost })
 }
 
@@ -95,14 +98,14 @@ fn endpoint(value: Value, faults: &mut Faults) -> Option<Spanned<RawEndpoint>> {
 
 fn back(value: Value, faults: &mut Faults) -> Option<RawBack> {
     let mut fields = Fields::new(value, "the way back", faults)?;
+    let before = faults.found();
     let shape = shape(&mut fields, faults);
     fields.finish(faults);
-    Some(RawBack { shape })
+    Some(RawBack { shape: RawShape { partial: faults.found() != before, ..shape } })
 }
 
 fn shape(fields: &mut Fields, faults: &mut Faults) -> RawShape {
-    let before = faults.found();
-    let shape = RawShape {
+    RawShape {
         rate: fields.take("rate").and_then(|value| parsed(value, false, Rate::EXPECTED, faults)),
         delay: fields.take("delay").and_then(|value| parsed(value, false, Time::EXPECTED, faults)),
         jitter: fields.take("jitter").and_then(|value| parsed(value, false, Time::EXPECTED, faults)),
@@ -112,8 +115,7 @@ fn shape(fields: &mut Fields, faults: &mut Faults) -> RawShape {
         queue: fields.take("queue").and_then(|value| whole(value, "a number of frames from 1 to 100000", faults)),
         discipline: fields.take("discipline").and_then(|value| choice(value, &Discipline::NAMES, faults)),
         partial: false,
-    };
-    RawShape { partial: faults.found() != before, ..shape }
+    }
 }
 
 fn event(value: Value, faults: &mut Faults) -> Option<RawEvent> {
