@@ -211,10 +211,10 @@ impl std::fmt::Debug for Behind {
 }
 
 /// No signal is served in this thread, but those that it causes.
-struct Unheard(libc::sigset_t);
+pub(crate) struct Unheard(libc::sigset_t);
 
 impl Unheard {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (all, mut before) = (all_but_own(), MaybeUninit::uninit());
         // SAFETY: sets of signals on the stack. The call cannot fail with this argument, and writes the mask that was.
         unsafe {

@@ -305,8 +305,9 @@ impl Store<'_> {
         }
         let value = match self.instruction.mnemonic() {
             Mnemonic::Mov | Mnemonic::Movnti => self.operand(1)?,
-            // With memory as its first operand: a condition into a byte.
-            _ => self.condition()?.into(),
+            // With memory as its first operand: a condition into a byte. Comparing additions (CMPccXADD) have one, too, and write four or eight.
+            _ if bytes == 1 => self.condition()?.into(),
+            _ => return None,
         };
         // SAFETY: as above.
         unsafe {
@@ -517,8 +518,12 @@ impl Store<'_> {
             } else if to.wrapping_sub(from) >= bytes && from.wrapping_sub(to) >= bytes {
                 std::ptr::copy_nonoverlapping(from as *const u8, into, bytes as usize);
             } else {
-                // What was just written is read again, as the processor does it.
-                (0..bytes).for_each(|nth| into.add(nth as usize).write_volatile((from as *const u8).add(nth as usize).read_volatile()));
+                // What was just written is read again, element by element, as the processor does it.
+                let mut element = [0; 8];
+                for at in (0..bytes).step_by(size as usize) {
+                    std::ptr::copy_nonoverlapping((from + at) as *const u8, element.as_mut_ptr(), size as usize);
+                    std::ptr::copy_nonoverlapping(element.as_ptr(), into.add(at as usize), size as usize);
+                }
             }
         }
         let registers = &mut self.context.uc_mcontext.gregs;

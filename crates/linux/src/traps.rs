@@ -13,7 +13,12 @@
 //!
 //! A write of the kernel (`read(2)` into the memory) is no signal: the call fails with `EFAULT`. Pages must be opened for it with [`Trap::open`].
 
-use crate::{AreaMemory, Behind, Place, behind::Shelf, emulate, zeroed::Zeroed};
+use crate::{
+    AreaMemory, Behind, Place,
+    behind::{Shelf, Unheard},
+    emulate,
+    zeroed::Zeroed,
+};
 use std::{
     cell::UnsafeCell,
     io,
@@ -228,6 +233,8 @@ impl Trap {
     /// Opens pages for writers that cannot be trapped. They count as written whole.
     pub fn open(&self, pages: Range<u32>) -> io::Result<()> {
         let watched = self.watched();
+        // A handler of the program's that writes to a page that is just being copied would wait for this thread.
+        let _unheard = Unheard::new();
         let at = |page: u32| watched.range.start + u64::from(page) * PAGE;
         let mark = || pages.clone().for_each(|page| watched.note_open(page.into()));
         pages.clone().for_each(|page| watched.shelf.save(page.into()));

@@ -75,6 +75,9 @@ impl AutoTracker {
             (Way::Assisted, Way::Trapping(trapping)) => {
                 self.trap.turn(trapping);
                 if self.trap.arm().is_err() {
+                    // It may have closed some: what the handler would do there through the second mapping the scan does not see.
+                    self.trap.turn(Trapping::Open);
+                    let _ = self.trap.rest();
                     return;
                 }
             }

@@ -179,7 +179,8 @@ impl CriticalArea {
         drop(lock);
     }
 
-    /// Commits several areas at one instant: nobody writes to any of them until all are captured. One checkpoint each, durable when this returns, and every backup has it.
+    /// Commits several areas at one instant: nobody writes to any of them until all are captured. One checkpoint each, durable when this returns, and every backup has it. They become so
+    /// one after the other: after a crash in between some areas open as they were at this commit, and others as at the one before.
     ///
     /// [`Error::Backup`]: all are durable here, and a backup has not got one.
     pub fn commit_together(areas: &mut [&mut CriticalArea]) -> Result<Vec<CheckpointId>> {

@@ -14,7 +14,10 @@ use crate::{
     capture::{Details, Spare},
 };
 use fermata_types::{PAGE_SIZE, PageNumber, PageSet};
-use std::io::{self, Read, Write};
+use std::{
+    io::{self, Read, Write},
+    ops::Range,
+};
 
 const MAGIC: [u8; 8] = *b"fermrep2";
 const NAME_MAX: u64 = 128;
@@ -237,10 +240,10 @@ impl<S: Read + Write> Backup<S> {
             )));
         }
         // All of it first: what arrives in part must not be applied.
-        let mut changes: Vec<(usize, Vec<u8>)> = Vec::new();
+        let mut changes = Changes::default();
         for _ in 0..whole {
             let at = self.page(pages)?;
-            changes.push((at, read(&mut self.stream, PAGE_SIZE)?));
+            changes.take(&mut self.stream, at, PAGE_SIZE)?;
         }
         for _ in 0..parts {
             let at = self.page(pages)?;
@@ -249,14 +252,17 @@ impl<S: Read + Write> Backup<S> {
                 *bits = number(&mut self.stream)?;
             }
             for word in ones(&mask) {
-                changes.push((at + word * 8, read(&mut self.stream, 8)?));
+                changes.take(&mut self.stream, at + word * 8, 8)?;
             }
         }
         let excluded = self.left_out(left_out, pages)?;
-        let touched: PageSet = changes.iter().map(|(at, _)| (at / PAGE_SIZE) as PageNumber).collect();
-        for (at, bytes) in changes {
-            self.content[at..at + bytes.len()].copy_from_slice(&bytes);
-        }
+        let touched: PageSet = changes
+            .places
+            .iter()
+            .flat_map(|place| place.start / PAGE_SIZE..place.end.div_ceil(PAGE_SIZE))
+            .map(|page| page as PageNumber)
+            .collect();
+        changes.apply(&mut self.content);
         let dropped = &excluded - &self.excluded;
         for page in &dropped {
             self.content[page as usize * PAGE_SIZE..][..PAGE_SIZE].fill(0);
@@ -296,6 +302,35 @@ fn refuse(stream: &mut impl Write, why: &str) {
     let said = [&0_u64.to_le_bytes(), &(why.len() as u64).to_le_bytes(), why].concat();
     // The stream is closed either way.
     let _ = stream.write_all(&said).and_then(|()| stream.flush());
+}
+
+/// What a commit changes: places, and their bytes one behind the other. Neighbours are one place, so that words cost little more than what is in them.
+#[derive(Default)]
+struct Changes {
+    places: Vec<Range<usize>>,
+    bytes: Vec<u8>,
+}
+
+impl Changes {
+    fn take(&mut self, from: &mut impl Read, at: usize, length: usize) -> io::Result<()> {
+        let have = self.bytes.len();
+        self.bytes.resize(have + length, 0);
+        from.read_exact(&mut self.bytes[have..])?;
+        match self.places.last_mut() {
+            Some(last) if last.end == at => last.end += length,
+            _ => self.places.push(at..at + length),
+        }
+        Ok(())
+    }
+
+    fn apply(self, content: &mut [u8]) {
+        let mut bytes = &self.bytes[..];
+        for place in self.places {
+            let (now, rest) = bytes.split_at(place.len());
+            content[place].copy_from_slice(now);
+            bytes = rest;
+        }
+    }
 }
 
 fn read(stream: &mut impl Read, bytes: usize) -> io::Result<Vec<u8>> {

@@ -130,11 +130,16 @@ impl Area {
         here()?;
         let mut area = self.area(py);
         let Some(open) = area.as_mut() else { return Ok(()) };
+        let are_left = |lent: &Lent| {
+            let text = || format!("area {}: arrays or buffers of it are still there ({}); delete them first", self.name, lent.buffers);
+            if lent.buffers > 0 && !leave_to_buffers { Err(PyBufferError::new_err(text())) } else { Ok(()) }
+        };
+        // Before anything is asked that is told only once.
+        are_left(&self.lent())?;
         let written = py.detach(|| open.drain()).map_err(told);
         let mut lent = self.lent();
-        if lent.buffers > 0 && !leave_to_buffers {
-            let text = format!("area {}: arrays or buffers of it are still there ({}); delete them first", self.name, lent.buffers);
-            return Err(PyBufferError::new_err(text));
+        if let Err(left) = are_left(&lent) {
+            return written.and(Err(left));
         }
         lent.closed = true;
         if lent.buffers == 0 {

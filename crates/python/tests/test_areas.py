@@ -264,6 +264,37 @@ class Commits(Case):
         area.roll_back()
         self.assertEqual(array.tolist(), [3] * 8)
 
+    def test_no_thread_commits_within_the_transaction_of_another_one(self):
+        area = self.area()
+        array = area.array(2, "i8")
+        with area.transaction():
+            array[:] = 100, 0
+        over = threading.Event()
+        refused = []
+
+        def commit():
+            while not over.is_set():
+                try:
+                    area.commit_behind()
+                except RuntimeError as error:
+                    refused.append(error)
+
+        thread = threading.Thread(target=commit)
+        thread.start()
+        try:
+            for _ in range(100):
+                with self.assertRaises(LookupError), area.transaction():
+                    array[0] -= 150
+                    # The other one has its turn here.
+                    time.sleep(0.001)
+                    raise LookupError
+                self.assertEqual(array.tolist(), [100, 0])
+        finally:
+            over.set()
+            thread.join()
+        self.assertTrue(refused)
+        self.assertTrue(all("in a transaction" in str(error) for error in refused))
+
     def test_commits_behind_the_program(self):
         area = self.area()
         array = area.array(PAGE, "u8")

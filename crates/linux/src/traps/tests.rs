@@ -154,7 +154,7 @@ fn strings_are_done_as_the_processor_does_them() {
         instructions!["nop"; "rep stosb", "rep stosw", "rep stosd", "rep stosq", "rep movsb", "rep movsw", "rep movsd", "rep movsq"];
     [1, 3, 700].into_iter().for_each(|count| each_instruction(&repeated, 1, count, in_words));
     // From where it has just written.
-    let onto_itself = instructions!["lea rsi, [rdi - 3]"; "rep movsb"];
+    let onto_itself = instructions!["lea rsi, [rdi - 3]"; "rep movsb", "movsw", "movsd", "movsq", "rep movsw", "rep movsd", "rep movsq"];
     each_instruction(&onto_itself, 1, 100, in_words);
 }
 

@@ -255,7 +255,7 @@ pub fn run(store: &Store, options: &Options, watch: &mut dyn FnMut(Event)) -> Re
     }
     if !options.hosts.is_empty() && options.transport != Transport::Tcp {
         return Err(Error::Refused(
-            "ranks on several hosts send their messages over tcp; for a program of MPI mpirun knows the hosts".into(),
+            "ranks on several hosts send their messages over tcp; those of a program of MPI run on this host".into(),
         ));
     }
     let spec = serde_json::json!({"ranks": options.ranks, "program": options.program, "args": options.args});

@@ -28,6 +28,7 @@ import contextlib
 import math
 import operator
 import os
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Self, SupportsIndex, Union
 
@@ -103,6 +104,9 @@ class Area(_native.Area):
     """
 
     _transaction = False
+    # Whoever commits or undoes has it, in the process that opened the area.
+    _changing: threading.RLock
+    _pid: int
     # The table as it was written last.
     _page = b""
 
@@ -117,6 +121,7 @@ class Area(_native.Area):
         copy_on_write: bool = False,
     ) -> Self:
         area = super().__new__(cls, name, nbytes, store, tracking, only_stores, copy_on_write)
+        area._changing, area._pid = threading.RLock(), os.getpid()
         _open.add(area)
         return area
 
@@ -218,8 +223,8 @@ class Area(_native.Area):
 
         After an Error the memory is as it was, and the next commit has all of it.
         """
-        self._outside()
-        return super().commit(message)
+        with self._alone():
+            return super().commit(message)
 
     def commit_behind(self, message: str | None = None) -> Commit:
         """The same, but returns as soon as what was written is copied. `wait` of what it returns waits for the disk and for every backup.
@@ -233,16 +238,16 @@ class Area(_native.Area):
         >>> commit.wait() == area.head, commit.done()
         (True, True)
         """
-        self._outside()
-        return super().commit_behind(message)
+        with self._alone():
+            return super().commit_behind(message)
 
     def commit_replicated(self, message: str | None = None) -> Commit:
         """The same, but returns as soon as every backup (`back_up_to`) has it in its memory; it becomes durable behind the program.
 
         Raises Error if a backup is lost. The commit becomes durable here all the same.
         """
-        self._outside()
-        return super().commit_replicated(message)
+        with self._alone():
+            return super().commit_replicated(message)
 
     def back_up_to(self, socket: str | os.PathLike[str]) -> None:
         """Commits, and has each commit from this one on go to a backup, too: to `fermata receive` at this Unix socket, which a tunnel of SSH may lead to from another host.
@@ -250,12 +255,15 @@ class Area(_native.Area):
         Returns when the backup has all of the area. From its store the area opens when this program or its host is gone. `commit` waits for backups, too, and raises
         Error if one is lost: the commit is durable here all the same, and `back_up_to` sends all anew, `stop_backing_up` does without.
         """
-        self._outside()
-        super().back_up_to(socket)
+        with self._alone():
+            super().back_up_to(socket)
 
     def roll_back(self) -> None:
         """Undoes all writes since the last commit. Arrays that were made since then stay, all zero."""
-        self._outside()
+        with self._alone():
+            self._undo()
+
+    def _undo(self) -> None:
         super().roll_back()
         self._put_table()
 
@@ -278,20 +286,32 @@ class Area(_native.Area):
         >>> balance.tolist()
         [100, 0]
         """
-        self._outside()
-        self._transaction = True
-        try:
-            yield self
-        except BaseException:
-            self._transaction = False
-            self.roll_back()
-            raise
-        self._transaction = False
-        self.commit(message)
+        with self._alone():
+            self._transaction = True
+            try:
+                yield self
+            except BaseException:
+                self._undo()
+                raise
+            else:
+                super().commit(message)
+            finally:
+                self._transaction = False
 
-    def _outside(self) -> None:
-        if self._transaction:
-            raise RuntimeError(f"{self!r} is in a transaction, whose end commits it or takes it back")
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One thread at a time commits or undoes, and none in another one's transaction: what it waits for takes the interpreter away from it, before anything is captured."""
+        while True:
+            if self._transaction:
+                raise RuntimeError(f"{self!r} is in a transaction, whose end commits it or takes it back")
+            # In a child of fork, whoever had it may be no more; there all calls fail.
+            if self._changing.acquire(timeout=0.05) or os.getpid() != self._pid:
+                break
+        try:
+            yield
+        finally:
+            if os.getpid() == self._pid:
+                self._changing.release()
 
 
 def _shape(shape: Shape) -> tuple[int, ...]:
@@ -307,6 +327,8 @@ def _bytes(shape: tuple[int, ...], dtype: numpy.dtype[Any]) -> int:
 
 def commit_together(*areas: Area) -> list[str]:
     """Commits several areas at one instant: their ids, when all are durable and every backup has them. A crash in between may leave some of them at their commit before."""
-    for area in areas:
-        area._outside()
-    return _native.commit_together(*areas)
+    with contextlib.ExitStack() as stack:
+        # In one order, whichever they are named in: nobody waits for somebody who waits.
+        for area in sorted(areas, key=id):
+            stack.enter_context(area._alone())
+        return _native.commit_together(*areas)

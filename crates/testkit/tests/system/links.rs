@@ -152,7 +152,7 @@ fn changes_by_hand(cli: &Cli) {
     let shape = &ends[0]["received"]["shape"];
     let said = ["jitter_ns", "queue", "duplicate", "reorder"].map(|key| count(&shape[key]));
     assert_eq!(said, [3_000_000, 77, 50_000_000, 10_000_000]);
-    // As many replies more as requests came twice: five of a hundred, of which none come in one of some 30,000 times.
+    // Five of a hundred replies come twice; of two hundred none does in one of some 30,000 times.
     let pinged = cli.shell("a", "ping -c 200 -i 0.02 -W 20 10.9.0.2 | tail -n 2");
     let ends = cli.json(&["link", "a:eth1", "--jitter", "0ms", "--queue", "1000", "--duplicate", "0%", "--reorder", "0%", "--received"]);
     assert!(count(&ends[0]["received"]["counters"]["duplicated"]) > 0, "{pinged}");

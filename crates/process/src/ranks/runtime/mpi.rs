@@ -64,6 +64,11 @@ impl Arrival {
 /// A parcel's tag is the context; that of MPI comes first in its bytes.
 const TAG: usize = 4;
 
+/// Whether a parcel has the tag that those of MPI have.
+fn is_message(parcel: &Parcel) -> bool {
+    parcel.bytes.len() >= TAG
+}
+
 fn tag(parcel: &Parcel) -> i32 {
     parcel.bytes.first_chunk().map_or(0, |tag| i32::from_le_bytes(*tag))
 }
@@ -141,6 +146,9 @@ impl MpiRank {
             return Err(another_program(restored.used, area.used()));
         }
         let state = State::begin(mode, restored.as_ref(), &late, self.here.ranks)?;
+        if state.inbox.iter().any(|(_, parcel)| !is_message(parcel)) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the checkpoint has a message that no program of MPI sent"));
+        }
         let links = (0..self.here.ranks).map(|_| None).collect();
         self.runtime = Some(Runtime::start(self.here, mode, control, links, state, area)?);
         Ok(restored.is_some())
@@ -161,10 +169,10 @@ impl MpiRank {
     pub fn arrived(&mut self, from: Rank, message: &[u8]) -> io::Result<()> {
         let mut head = Decoder(message);
         let (ccn, number, context) = (head.u64()?, head.u64()?, head.u32()?);
-        if head.0.len() < TAG {
+        let parcel = Arc::new(Parcel { tag: context, bytes: head.0.to_vec() });
+        if !is_message(&parcel) {
             return Err(invalid("what came from another rank"));
         }
-        let parcel = Arc::new(Parcel { tag: context, bytes: head.0.to_vec() });
         let Some(runtime) = self.runtime else {
             self.inbox.push(from, parcel);
             return Ok(());
