@@ -151,7 +151,7 @@ fn hosts_that_cannot_be() {
         (&["--hosts=-oProxyCommand=x"][..], 2, "is no host for ranks"),
         (&["--hosts", "a:0"], 2, "is no host for ranks"),
         (&["--listen", "127.0.0.1"], 2, "--hosts"),
-        (&["--hosts", "a", "--transport", "mpi"], 1, "mpirun knows the hosts"),
+        (&["--hosts", "a", "--transport", "mpi"], 1, "run on this host"),
         (&["--hosts", "no.such.host.invalid"], 1, "--listen ADDRESS"),
     ] {
         let output = run(options);

@@ -1,7 +1,7 @@
 //! `fermata swapout`: an experiment leaves this host, but for a record of where it is.
 
 use super::{
-    Context, Result,
+    Context, Failure, Result,
     push::{Pace, with_passphrase},
 };
 use crate::{
@@ -53,6 +53,9 @@ impl Swapout {
             Some(remote) => {
                 copy.remote = Some(remote);
                 Some(with_passphrase(&store, copy)?)
+            }
+            None if copy.limit_bytes.is_some() || copy.key_file.is_some() => {
+                return Err(Failure::Misuse("--limit and --key-file are about a remote: name it with --to".to_owned()));
             }
             None => None,
         };

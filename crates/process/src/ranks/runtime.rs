@@ -8,7 +8,7 @@ use super::{
     mode::{Mode, Transport},
     program::{Here, Layout, Next, Program, Ranks, Shared},
     side::{Captured, Side, encode_log},
-    wire::{Cost, Decoder, Encoder, Frame, Greeting, Message, Pages, RANKS_MAX, Restored, Token},
+    wire::{BYTES_MAX, Cost, Decoder, Encoder, Frame, Greeting, Message, Pages, RANKS_MAX, Restored, Token},
 };
 use fermata_checkpoint::consistent::{Answer, Calls, Ccn, Cut, Rank, Tell};
 use fermata_linux::{OwnMemory, clock::Stopwatch, own_memory::Pieces};
@@ -35,6 +35,8 @@ pub(super) const TOKEN: &str = "FERMATA_RANKS_TOKEN";
 pub(super) const ABANDONED: i32 = 75;
 /// Passes over the memory before a capture that is copied ahead.
 const PASSES: usize = 4;
+/// What is beside the state of a rank in a frame, and more.
+const FRAME_ROOM: u64 = 4096;
 /// With fewer written pages than this a rank is captured.
 const FEW: u64 = 64;
 
@@ -453,6 +455,13 @@ impl Runtime {
     /// Sends a message for the program.
     pub fn send(&self, to: usize, parcel: &Shared) {
         assert!(to < self.here.ranks, "there is no rank {to}: there are {}", self.here.ranks);
+        if parcel.bytes.len() as u64 > BYTES_MAX {
+            let why = format!("a message of {} bytes to rank {to}; one may have {BYTES_MAX}: send it in pieces", parcel.bytes.len());
+            let _ = self.tell.send(Frame::Failed(why));
+            loop {
+                thread::park();
+            }
+        }
         let mut state = self.state();
         let stamp = state.side.sending(to, parcel);
         let Some(link) = &self.links[to] else {
@@ -604,15 +613,21 @@ impl Runtime {
     fn save(&self, captured: Captured, state: Vec<u8>) -> io::Result<()> {
         let Captured { ccn, cut, log } = captured;
         self.save_pages(ccn)?;
-        self.write(&Frame::State { ccn, used: self.area.used(), state })?;
+        // Messages that the program has not received are in it. Nobody would read more, and the checkpoint fails; the program goes on.
+        let fits = state.len() as u64 + FRAME_ROOM <= BYTES_MAX;
+        if fits {
+            self.write(&Frame::State { ccn, used: self.area.used(), state })?;
+        } else {
+            eprintln!("rank {}: no checkpoint, for {} bytes of messages wait to be received by it", self.here.rank, state.len());
+        }
         if let Some(log) = log {
-            return self.write(&Frame::Own { ccn, cut, log: encode_log(&log) });
+            return if fits { self.write(&Frame::Own { ccn, cut, log: encode_log(&log) }) } else { Ok(()) };
         }
         let mut state = self.state();
         if self.mode == Mode::Precopy {
             state.since = None;
         }
-        let answer = state.side.saved(ccn);
+        let answer = state.side.saved(ccn, fits);
         drop(state);
         self.tell(answer);
         Ok(())

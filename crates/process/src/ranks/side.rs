@@ -94,9 +94,9 @@ impl Side {
     }
 
     /// What all captured together was written here.
-    pub fn saved(&mut self, ccn: Ccn) -> Option<Answer<Shared>> {
+    pub fn saved(&mut self, ccn: Ccn, ok: bool) -> Option<Answer<Shared>> {
         match self {
-            Self::Together(member) => member.saved(ccn, true),
+            Self::Together(member) => member.saved(ccn, ok),
             Self::Alone(_) => None,
         }
     }

@@ -11,7 +11,7 @@ use std::{
 };
 
 /// Bytes of a frame or a message at most: 1 GiB.
-const BYTES_MAX: u64 = 1 << 30;
+pub(super) const BYTES_MAX: u64 = 1 << 30;
 /// Memory for what is promised, before it comes.
 const AT_ONCE: u64 = 1 << 20;
 /// Messages that a checkpoint may count on a channel. What counts on from there does not come to the end of its numbers.

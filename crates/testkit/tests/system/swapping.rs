@@ -138,6 +138,55 @@ fn it_comes_back_on_another_host() {
     assert_whole(&here);
 }
 
+/// Two machines, one with the real time, and all that is on its way between them: to an encrypted remote, and back elsewhere.
+#[test]
+fn machines_and_what_is_between_them_come_back_elsewhere() {
+    const DELAY_MS: f64 = 400.0;
+    const OUT: Duration = Duration::from_secs(10);
+    let (here, there) = (Cli::new(), Cli::new());
+    let (place, key) = (place(&here), here.path().join("key"));
+    fs::write(&key, [7; 32]).unwrap();
+    let interface = |host: u32| format!("    interfaces: {{eth1: {{ipv4: 10.9.0.{host}/24}}}}\n");
+    let (a, b) = (interface(1) + "    clock: real\n", interface(2));
+    let nodes = guests::several(NAME, 128, &[("a", "fermata.run=none", &a), ("b", "fermata.run=none", &b)]);
+    here.write("machine.yaml", &format!("{nodes}links:\n  - {{endpoints: [\"a:eth1\", \"b:eth1\"], delay: {DELAY_MS}ms}}\n"));
+    here.ok(&["up", "machine.yaml"]);
+    let answers = || here.run(&["exec", "a", "--", "ping", "-c", "1", "-W", "5", "10.9.0.2"]).status.success();
+    await_that("the guests have their addresses", SOON, answers);
+    // Eight requests and replies are on their way at any time.
+    here.shell("a", "ping -i 0.1 10.9.0.2 > /tmp/replies 2>&1 &");
+    let replies = |cli: &Cli| cli.shell("a", "grep -c seq= /tmp/replies || true").parse::<usize>().expect("a number");
+    await_that("replies come", SOON, || replies(&here) > 10);
+
+    here.ok(&["remote", "add", "nas", text(&place), "--key-file", text(&key)]);
+    let out = here.json(&["swapout", "--to", "nas"]);
+    assert!(here.processes().is_empty());
+    std::thread::sleep(OUT);
+    there.fails(&["swapin", "--from", text(&place)], 1, &["encrypted"]);
+    let back = there.json(&["swapin", "--from", text(&place), "--key-file", text(&key)]);
+    assert_eq!(back["checkpoint"], out["checkpoint"]);
+    let before = replies(&there);
+    await_that("replies still come", SOON, || replies(&there) > before + 20);
+    let came = there.shell("a", "sed -n 's/.*seq=\\([0-9]*\\) .*time=\\([0-9.]*\\) ms.*/\\1 \\2/p' /tmp/replies");
+    let came: Vec<(usize, f64)> = came
+        .lines()
+        .map(|line| line.split_once(' ').and_then(|(number, time)| Some((number.parse().ok()?, time.parse().ok()?))).expect("a reply"))
+        .collect();
+    assert!(came.iter().map(|(number, _)| *number).eq(0..came.len()), "each once, and in order: {came:?}");
+    assert!(came.iter().all(|(_, time)| *time >= 2.0 * DELAY_MS - 0.1), "none before it can be there: {came:?}");
+
+    // The time outside has gone on.
+    let behind = |machine: &str| {
+        let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("it is later").as_secs_f64();
+        now() - there.shell(machine, "date +%s").parse::<f64>().expect("seconds")
+    };
+    await_that("one has the real time", SOON, || behind("a").abs() < 5.0);
+    assert!(behind("b") > OUT.as_secs_f64() - 2.0, "{}", behind("b"));
+    there.ok(&["checkpoint", "-m", "elsewhere"]);
+    there.ok(&["down"]);
+    assert_whole(&there);
+}
+
 #[test]
 fn who_dies_on_the_way_is_brought_back_by_the_same_command() {
     let cli = Cli::new();
