@@ -291,10 +291,12 @@ impl Fabric {
     pub fn change(&self, interface: InterfaceId, change: &Change) -> Result<(), TopologyError> {
         let Some(mut state) = self.shared.state() else { return Err(TopologyError(format!("the network is served no more: {LOST}"))) };
         // Where it goes on from, if it stands: it hands nothing over before it has come there.
-        let now = if state.frozen { self.shared.clock.instant() } else { self.shared.clock.now() };
-        if !state.frozen {
+        let now = if state.frozen {
+            self.shared.clock.instant()
+        } else {
             self.shared.take_in(&mut state);
-        }
+            self.shared.clock.now()
+        };
         state.world.set(now, interface, change)?;
         drop(state);
         self.shared.turn(None);

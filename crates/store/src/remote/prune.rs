@@ -147,12 +147,10 @@ struct Prune<'a> {
 impl Prune<'_> {
     fn all(&mut self, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
         let mut claim = Claim::take(self.remote)?;
-        let mut removed = 0;
         for (experiment, ids) in &self.options.checkpoints {
-            removed += self.remove_records(experiment, ids)?;
+            self.remove_records(experiment, ids)?;
         }
         let more = self.plan(&claim.going, progress)?;
-        self.told.checkpoints = removed;
         claim.announce(more)?;
         self.wait(&mut claim, progress)?;
         // What came meanwhile counts, and what stays is to be whole.
@@ -175,8 +173,8 @@ impl Prune<'_> {
         self.remote.remove(object).map_err(Error::io("remove", &place(self.remote, object)))
     }
 
-    /// Removes records, and tells how many. Those who descend from them learn from whom they descend now.
-    fn remove_records(&mut self, experiment: &str, ids: &BTreeSet<CheckpointId>) -> Result<u64> {
+    /// Removes records. Those who descend from them learn from whom they descend now.
+    fn remove_records(&mut self, experiment: &str, ids: &BTreeSet<CheckpointId>) -> Result<()> {
         let mut records = HashMap::new();
         for id in ids {
             records.insert(*id, record(self.remote, experiment, id)?);
@@ -198,8 +196,7 @@ impl Prune<'_> {
             self.remote.put(&object, records[id].1.clone()).map_err(Error::io("write", &place(self.remote, &object)))?;
             self.told.stayed.insert(*id);
         }
-        removed?;
-        Ok(ids.difference(&named).count() as u64)
+        removed
     }
 
     fn needs(&self) -> Result<Needs> {
@@ -229,7 +226,7 @@ impl Prune<'_> {
         let needs = self.needs()?;
         self.shelf.look_again(going, progress)?;
         let live = self.mark(&needs, going, false, progress)?;
-        self.told.checkpoints = self.options.checkpoints.values().map(|ids| ids.len() as u64).sum();
+        self.told.checkpoints = self.options.checkpoints.values().map(|ids| ids.difference(&self.told.stayed).count() as u64).sum();
         let mut more = Going::default();
         let is_needed = |id: &ImageId, object: &String| live.images.get(id) == Some(object);
         for (id, objects) in needs.images {
