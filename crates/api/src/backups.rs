@@ -53,14 +53,18 @@ pub fn check_name(store: &Path, remote: &str) -> Result<(), Problem> {
     }
 }
 
-/// From now on keepers copy what they take to this remote. Those that run already see it when they look next.
+/// From now on keepers copy what they take to this remote, as fast as was said last. Those that run already see it when they look next.
 pub fn keep(store: &Path, entry: BackupEntry) -> Result<Vec<BackupEntry>, Problem> {
     let _alone = remotes::changing(store)?;
     let mut all = kept(store)?;
-    if !all.contains(&entry) {
-        all.push(entry);
-        remotes::write_json(&store.join(FILE), &all)?;
+    if all.contains(&entry) {
+        return Ok(all);
     }
+    match all.iter_mut().find(|known| known.remote == entry.remote && known.experiment == entry.experiment) {
+        Some(known) => *known = entry,
+        None => all.push(entry),
+    }
+    remotes::write_json(&store.join(FILE), &all)?;
     Ok(all)
 }
 
@@ -78,14 +82,22 @@ pub fn leave(store: &Path, entry: &BackupEntry) -> Result<Vec<BackupEntry>, Prob
     Ok(all)
 }
 
-/// Copies every checkpoint of an experiment that a remote lacks, with branches, tags and golden images; without one, of every experiment of the store.
+/// Copies every checkpoint of an experiment that a remote lacks, with branches, tags and golden images; without one, of every experiment of the store. Then one that cannot be
+/// copied keeps nothing from the others, and says so in its answer.
 pub fn back_up(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity)) -> Result<Vec<Copied>, Problem> {
-    let experiments = match request.experiment.as_str() {
-        "" => experiments(&local::open(store)?)?.into_keys().collect(),
-        one => vec![one.to_owned()],
+    let mut copy = |experiment: &str| {
+        let request = CopyRequest { experiment: experiment.to_owned(), everything: true, ..request.clone() };
+        remotes::push(store, &request, &mut *busy)
     };
-    let copy = |experiment| remotes::push(store, &CopyRequest { experiment, everything: true, ..request.clone() }, &mut *busy);
-    experiments.into_iter().map(copy).collect()
+    if !request.experiment.is_empty() {
+        return Ok(vec![copy(&request.experiment)?]);
+    }
+    let address = remotes::entry(store, request)?.address;
+    let mut copied = Vec::new();
+    for experiment in experiments(&local::open(store)?)?.into_keys() {
+        copied.push(copy(&experiment).unwrap_or_else(|problem| Copied::failed(address.clone(), experiment, problem)));
+    }
+    Ok(copied)
 }
 
 /// How far remotes are behind: those that keepers copy to, or the one that is asked for.
@@ -225,31 +237,35 @@ fn look(keeper: &Weak<Keeper>, done: &mut BTreeMap<String, Refs>) -> Option<bool
 
 /// `step` is called between the steps of a copy.
 fn copy_new(store: &Path, experiment: &str, done: &mut BTreeMap<String, Refs>, step: &dyn Fn()) -> Result<(), Problem> {
-    let entries = kept(store)?;
-    let mine: BTreeSet<_> = entries
-        .into_iter()
-        .filter(|entry| entry.experiment.as_ref().is_none_or(|name| name == experiment))
-        .map(|entry| entry.remote)
-        .collect();
-    done.retain(|remote, _| mine.contains(remote));
+    let mine = of_experiment(kept(store)?, experiment);
+    done.retain(|remote, _| mine.contains_key(remote));
     // One that cannot be reached keeps nothing from the others.
     let mut failed = None;
-    for remote in mine {
-        if let Err(error) = copy_to(store, experiment, &remote, done, step) {
+    for entry in mine.values() {
+        if let Err(error) = copy_to(store, experiment, entry, done, step) {
             failed.get_or_insert(error);
         }
     }
     failed.map_or(Ok(()), Err)
 }
 
-fn copy_to(store: &Path, experiment: &str, remote: &str, done: &mut BTreeMap<String, Refs>, step: &dyn Fn()) -> Result<(), Problem> {
+/// By remote, how an experiment is copied. What was said of it counts for more than what was said of all.
+fn of_experiment(mut entries: Vec<BackupEntry>, experiment: &str) -> BTreeMap<String, BackupEntry> {
+    entries.retain(|entry| entry.experiment.as_ref().is_none_or(|name| name == experiment));
+    entries.sort_by_key(|entry| entry.experiment.is_some());
+    entries.into_iter().map(|entry| (entry.remote.clone(), entry)).collect()
+}
+
+fn copy_to(store: &Path, experiment: &str, entry: &BackupEntry, done: &mut BTreeMap<String, Refs>, step: &dyn Fn()) -> Result<(), Problem> {
+    let BackupEntry { remote, limit_bytes, .. } = entry;
     let refs = remotes::refs(&local::open(store)?, experiment)?;
     if refs.is_empty() || done.get(remote) == Some(&refs) {
         return Ok(());
     }
     let request = CopyRequest {
-        remote: Some(remote.to_owned()),
+        remote: Some(remote.clone()),
         experiment: experiment.to_owned(),
+        limit_bytes: *limit_bytes,
         jobs: JOBS,
         passphrase: remotes::passphrase(),
         everything: true,
@@ -301,12 +317,28 @@ mod tests {
     #[test]
     fn what_is_to_be_kept_is_remembered() {
         let place = tempfile::tempdir().unwrap();
-        let entry =
-            |remote: &str, experiment: Option<&str>| BackupEntry { remote: remote.into(), experiment: experiment.map(str::to_owned) };
+        let entry = |remote: &str, experiment: Option<&str>| BackupEntry {
+            remote: remote.into(),
+            experiment: experiment.map(str::to_owned),
+            limit_bytes: None,
+        };
         assert_eq!(kept(place.path()).unwrap(), []);
         keep(place.path(), entry("nas", Some("lab"))).unwrap();
         keep(place.path(), entry("nas", Some("lab"))).unwrap();
         keep(place.path(), entry("nas", Some("other"))).unwrap();
+        keep(place.path(), BackupEntry { limit_bytes: Some(5), ..entry("nas", None) }).unwrap();
+        let limits = |experiment| {
+            let entries = of_experiment(kept(place.path()).unwrap(), experiment);
+            entries.into_iter().map(|(remote, entry)| (remote, entry.limit_bytes)).collect::<Vec<_>>()
+        };
+        assert_eq!([limits("lab"), limits("new")], [[("nas".to_owned(), None)], [("nas".to_owned(), Some(5))]]);
+        keep(place.path(), BackupEntry { limit_bytes: Some(7), ..entry("nas", Some("lab")) }).unwrap();
+        assert_eq!(limits("lab"), [("nas".to_owned(), Some(7))]);
+        keep(place.path(), entry("nas", Some("lab"))).unwrap();
+        leave(place.path(), &entry("nas", None)).unwrap();
+        for experiment in ["lab", "other"] {
+            keep(place.path(), entry("nas", Some(experiment))).unwrap();
+        }
         keep(place.path(), entry("s3", None)).unwrap();
         assert_eq!(kept(place.path()).unwrap(), [entry("nas", Some("lab")), entry("nas", Some("other")), entry("s3", None)]);
         assert!(leave(place.path(), &entry("s3", Some("lab"))).unwrap_err().message.contains("of lab to s3"));

@@ -2,6 +2,7 @@
 
 use crate::values;
 use fermata_experiment::{Forward, MachineBody, Run, Status, When};
+use fermata_store::{Record, Waiting};
 use fermata_timeline::{Change, Entry, Reached, Resumed};
 use fermata_types::{CheckpointId, ClassTimes, MachineId, PAGE_SIZE, PageCounts, VirtualTime};
 use std::{
@@ -17,6 +18,17 @@ pub(crate) fn problem(error: impl std::error::Error) -> values::Problem {
     values::Problem::new(error.to_string())
 }
 
+/// How far its events were, and the commands that give guests their addresses.
+fn events(record: &Record) -> Option<values::Events> {
+    let all = record.spec.get("events").and_then(serde_json::Value::as_array).map_or(0, |events| events.len() as u64);
+    let waiting = record.waiting.iter().map(|waiting| match waiting {
+        Waiting::Event(number) => format!("event {}", number.saturating_add(1)),
+        Waiting::Address(interface) => format!("address of {interface}"),
+    });
+    let events = values::Events { happened: record.events, all, waiting: waiting.collect() };
+    (events != values::Events::default()).then_some(events)
+}
+
 pub(crate) fn checkpoint(entry: Entry) -> values::Checkpoint {
     let Entry { id, record, heads, tags } = entry;
     let part = |part: fermata_types::PartState| values::Part {
@@ -30,6 +42,7 @@ pub(crate) fn checkpoint(entry: Entry) -> values::Checkpoint {
     // Only networks tell it, and only in such replays.
     let perturbation = |part: &fermata_types::PartState| serde_json::from_value(part.details.get("perturbation")?.clone()).ok();
     values::Checkpoint {
+        events: events(&record),
         perturbation: record.parts.iter().find_map(perturbation),
         id,
         parent: record.parent,

@@ -143,14 +143,12 @@ impl Service for Desk {
     }
 
     fn pause(&self, request: RunRequest) -> Result<values::Run, Problem> {
-        let run = self.keeper.run(request.run.as_deref()).map_err(problem)?;
-        run.pause().map_err(problem)?;
+        let run = self.keeper.pause(request.run.as_deref()).map_err(problem)?;
         Ok(convert::run(&run, false))
     }
 
     fn resume(&self, request: RunRequest) -> Result<values::Run, Problem> {
-        let run = self.keeper.run(request.run.as_deref()).map_err(problem)?;
-        run.resume().map_err(problem)?;
+        let run = self.keeper.resume(request.run.as_deref()).map_err(problem)?;
         Ok(convert::run(&run, false))
     }
 

@@ -49,6 +49,9 @@ struct Will {
     /// Serve metrics there too.
     #[serde(default)]
     metrics: Option<SocketAddr>,
+    /// Boot though it is swapped out.
+    #[serde(default)]
+    force: bool,
 }
 
 /// A checkpoint that is still on a remote, and is to be gone to.
@@ -106,6 +109,8 @@ pub struct UpRequest {
     pub store: PathBuf,
     /// A TCP port of this host for metrics, beside the keeper's socket.
     pub metrics: Option<SocketAddr>,
+    /// Boot though an experiment of this name is swapped out, and forget that it is.
+    pub force: bool,
 }
 
 impl UpRequest {
@@ -126,6 +131,7 @@ impl UpRequest {
             coming: None,
             passphrase: None,
             metrics: self.metrics,
+            force: self.force,
         }
     }
 }
@@ -138,14 +144,19 @@ pub fn up(request: UpRequest, busy: &mut dyn FnMut(Activity)) -> Result<Experime
 /// Keeps the experiment in this process until it is told to end.
 pub fn up_in_foreground(request: UpRequest, ready: &mut dyn FnMut(&Experiment)) -> Result<(), Problem> {
     let will = request.will();
-    let mut starting = Some(starting(&will.spec.name)?);
-    let run_dir = settle(&will)?;
-    live(&run_dir, &mut |birth| {
-        starting.take();
+    let run_dir = paths::run_dir(&will.spec.name);
+    let starting = starting(&run_dir)?;
+    settle(&will, &run_dir)?;
+    let kept = live(&run_dir, Some(starting), &mut |birth| {
         if let Birth::Ready { experiment, .. } = birth {
             ready(&experiment);
         }
-    })
+    });
+    if kept.is_err() {
+        // Nobody else clears it away.
+        clear_after(&run_dir, None);
+    }
+    kept
 }
 
 /// Starts a keeper for an experiment that has none, and goes to a checkpoint or an instant of it. `~N` alone, and an instant without a line, are counted on
@@ -183,8 +194,8 @@ fn awaken(opened: &Store, id: CheckpointId, request: &GotoRequest, busy: &mut dy
     let goto = GotoRequest { to: id.to_string(), when: None, ..request.clone() };
     // Whoever watched it before watches on.
     let metrics = left_will(&record.experiment).and_then(|will| will.metrics);
-    let (_, resumed) =
-        start(&Will { spec, store: opened.path().to_owned(), goto: Some(goto), coming: None, passphrase: None, metrics }, busy)?;
+    let store = opened.path().to_owned();
+    let (_, resumed) = start(&Will { spec, store, goto: Some(goto), coming: None, passphrase: None, metrics, force: false }, busy)?;
     resumed.ok_or_else(|| Problem::new("the keeper started and went nowhere; `fermata ls` shows what it does"))
 }
 
@@ -200,7 +211,7 @@ pub(crate) fn swap_in(
     let spec: Spec = serde_json::from_value(spec)
         .map_err(|error| Problem::new(format!("checkpoint {short} has a specification that cannot be read: {error}")))?;
     let metrics = left_will(&spec.name).and_then(|will| will.metrics);
-    let will = Will { spec, store: store.to_owned(), goto: None, coming: Some(coming), passphrase, metrics };
+    let will = Will { spec, store: store.to_owned(), goto: None, coming: Some(coming), passphrase, metrics, force: false };
     let (_, resumed) = start(&will, busy)?;
     resumed.ok_or_else(|| Problem::new("the keeper started and went nowhere; `fermata ls` shows what it does"))
 }
@@ -210,38 +221,50 @@ fn left_will(experiment: &str) -> Option<Will> {
     serde_json::from_slice(&fs::read(paths::will(&paths::run_dir(experiment))).ok()?).ok()
 }
 
-/// Held while somebody's keeper is being started, until that holds a lock of its own.
-fn starting(name: &str) -> Result<FileLock, Problem> {
-    let root = paths::run_root();
-    let failed = |error: io::Error| Problem::new(format!("cannot start {name} in {}: {error}", root.display()));
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(&root).map_err(failed)?;
-    let lock = FileLock::of_directory(&root, STARTING_MAX).map_err(failed)?;
+/// Held while somebody's keeper is being started, until that holds a lock of its own; and by whoever clears a run directory away, which would else be that of somebody who has just begun.
+/// Whoever holds it must not ask for it again: he would wait for himself.
+fn starting(run_dir: &Path) -> Result<FileLock, Problem> {
+    let root = run_dir.parent().expect("it lies among others");
+    let failed = |error: io::Error| Problem::new(format!("cannot use {}, where experiments live: {error}", root.display()));
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(failed)?;
+    let lock = FileLock::of_directory(root, STARTING_MAX).map_err(failed)?;
     lock.ok_or_else(|| {
         Problem::new(format!("somebody has been starting an experiment in {} for long: is that process stuck?", root.display()))
     })
 }
 
-/// Makes the run directory, unless somebody lives there.
-fn settle(will: &Will) -> Result<PathBuf, Problem> {
-    let name = &will.spec.name;
-    let run_dir = paths::run_dir(name);
-    if is_alive(&run_dir) {
+/// Fails if somebody keeps an experiment of this name.
+pub(crate) fn check_free(name: &str) -> Result<(), Problem> {
+    if is_alive(&paths::run_dir(name)) {
         return Err(Problem::new(format!(
             "an experiment {name} is running already: `fermata ls` shows it, `fermata down -e {name}` ends it, and another `name` makes another experiment"
         )));
     }
+    Ok(())
+}
+
+/// Makes the run directory, unless somebody lives there, or has a claim to the name.
+fn settle(will: &Will, run_dir: &Path) -> Result<(), Problem> {
+    let name = &will.spec.name;
+    check_free(name)?;
+    let boots = will.goto.is_none() && will.coming.is_none();
+    if boots && !will.force && swapping::is_out(&will.store, name) {
+        return Err(Problem::new(format!(
+            "{name} is swapped out: `fermata swapin {name}` brings it back. --name gives this one another name, and --force has it take the place of the other"
+        )));
+    }
     let failed = |what: &str, error: io::Error| Problem::new(format!("{what} {}: {error}", run_dir.display()));
-    clear(&run_dir).map_err(|error| failed("cannot clear away what a dead keeper left in", error))?;
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(&run_dir).map_err(|error| failed("cannot make the run directory", error))?;
+    clear(run_dir).map_err(|error| failed("cannot clear away what a dead keeper left in", error))?;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(run_dir).map_err(|error| failed("cannot make the run directory", error))?;
     let json = serde_json::to_vec(will).map_err(problem)?;
-    fs::write(paths::will(&run_dir), json).map_err(|error| failed("cannot write to the run directory", error))?;
-    Ok(run_dir)
+    fs::write(paths::will(run_dir), json).map_err(|error| failed("cannot write to the run directory", error))
 }
 
 fn start(will: &Will, busy: &mut dyn FnMut(Activity)) -> Result<(Box<Experiment>, Option<Resumed>), Problem> {
+    let run_dir = paths::run_dir(&will.spec.name);
     // Two who start the same experiment at once would clear away each other's directory.
-    let mut starting = Some(starting(&will.spec.name)?);
-    let run_dir = settle(will)?;
+    let mut starting = Some(starting(&run_dir)?);
+    settle(will, &run_dir)?;
     let failed = |error: io::Error| Problem::new(format!("cannot start a keeper: {error}"));
     let log = fs::File::create(paths::keeper_log(&run_dir)).map_err(failed)?;
     let mut keeper = Command::new(env::current_exe().map_err(failed)?)
@@ -277,7 +300,7 @@ fn start(will: &Will, busy: &mut dyn FnMut(Activity)) -> Result<(Box<Experiment>
         Ok(Birth::Ready { experiment, resumed }) => Ok((experiment, resumed)),
         Ok(Birth::Problem(problem)) => {
             let _ = keeper.wait();
-            let _ = clear(&run_dir);
+            clear_after(&run_dir, starting);
             Err(problem)
         }
         Err(_) => {
@@ -285,7 +308,7 @@ fn start(will: &Will, busy: &mut dyn FnMut(Activity)) -> Result<(Box<Experiment>
             let _ = keeper.wait();
             let log = fs::read_to_string(paths::keeper_log(&run_dir)).unwrap_or_default();
             // Its memory files would take room for nothing.
-            let _ = clear(&run_dir);
+            clear_after(&run_dir, starting);
             Err(Problem::new(format!("the keeper ended before it was ready; it said: {}", log.lines().last().unwrap_or("nothing"))))
         }
     }
@@ -295,7 +318,7 @@ fn start(will: &Will, busy: &mut dyn FnMut(Activity)) -> Result<(Box<Experiment>
 pub fn keep(run_dir: &Path) -> Result<(), Problem> {
     // It fails only for a process group's leader, which is started by hand and then stays in its terminal.
     let _ = fermata_linux::leave_terminal();
-    live(run_dir, &mut |birth| {
+    live(run_dir, None, &mut |birth| {
         let mut line = serde_json::to_string(&birth).unwrap_or_default();
         line.push('\n');
         let _ = io::stdout().write_all(line.as_bytes());
@@ -303,7 +326,8 @@ pub fn keep(run_dir: &Path) -> Result<(), Problem> {
     })
 }
 
-fn live(run_dir: &Path, born: &mut dyn FnMut(Birth)) -> Result<(), Problem> {
+/// Keeps until it is told to end. Whoever is `starting` it in this process is, until it holds its own lock.
+fn live(run_dir: &Path, starting_it: Option<FileLock>, born: &mut dyn FnMut(Birth)) -> Result<(), Problem> {
     // It fails when somebody listens already, who then hears us too.
     let _ = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).try_init();
     let (over, ended) = mpsc::channel();
@@ -312,7 +336,7 @@ fn live(run_dir: &Path, born: &mut dyn FnMut(Birth)) -> Result<(), Problem> {
         let _ = told.send(());
     })
     .map_err(|error| Problem::new(format!("cannot watch for signals: {error}")))?;
-    let result = begin(run_dir, over);
+    let result = begin(run_dir, starting_it, over);
     let (keeper, servers) = match result {
         Ok((lock, keeper, servers, birth)) => {
             born(birth);
@@ -330,15 +354,19 @@ fn live(run_dir: &Path, born: &mut dyn FnMut(Birth)) -> Result<(), Problem> {
     // The answer to the request that ended us still has to leave.
     servers.into_iter().for_each(Server::stop);
     drop(keeper);
+    // The lock goes with the directory: from then on others may settle here, and not before all of it is gone.
+    let _alone = starting(run_dir)?;
     clear(run_dir).map_err(|error| Problem::new(format!("cannot clear {}: {error}", run_dir.display())))
 }
 
 type Begun = (FileLock, Arc<Keeper>, Vec<Server>, Birth);
 
-fn begin(run_dir: &Path, over: mpsc::Sender<()>) -> Result<Begun, Problem> {
+fn begin(run_dir: &Path, starting_it: Option<FileLock>, over: mpsc::Sender<()>) -> Result<Begun, Problem> {
     let read = |error: io::Error| Problem::new(format!("cannot keep {}: {error}", run_dir.display()));
     let lock = FileLock::take_within(&paths::lock(run_dir), LOOKING_MAX).map_err(read)?;
     let lock = lock.ok_or_else(|| Problem::new(format!("{} is kept already", run_dir.display())))?;
+    // Others need not wait until the machines have booted.
+    drop(starting_it);
     let will: Will = serde_json::from_slice(&fs::read(paths::will(run_dir)).map_err(read)?).map_err(problem)?;
     let opened = local::made(&will.store)?;
     let host = Host::new(opened, run_dir.to_owned()).map_err(problem)?.capturing(will.spec.capture);
@@ -392,6 +420,7 @@ fn from_afar(store: &Path, experiment: &str, coming: Coming) -> Result<SwapIn, P
 /// Clears away what a dead keeper left in its run directory. Its checkpoints stay.
 pub fn bury(experiment: &str) -> Result<Ended, Problem> {
     let run_dir = paths::run_dir(experiment);
+    let _alone = starting(&run_dir)?;
     if is_alive(&run_dir) {
         return Err(Problem::new(format!("{experiment} is running: `fermata down -e {experiment}` ends it")));
     }
@@ -476,5 +505,68 @@ fn clear(run_dir: &Path) -> io::Result<()> {
     match fs::remove_dir_all(run_dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+/// Clears away what a keeper left that has failed, unless somebody else has begun there since. Who is still starting it hands in the lock that he holds. What stays is cleared away by the next.
+fn clear_after(run_dir: &Path, held: Option<FileLock>) {
+    if let Ok(_alone) = held.map_or_else(|| starting(run_dir), Ok)
+        && !is_alive(run_dir)
+    {
+        let _ = clear(run_dir);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_failed_clears_away_only_his_own() {
+        let root = tempfile::tempdir().unwrap();
+        let run_dir = root.path().join("lab");
+        let begin = || {
+            fs::create_dir_all(&run_dir).unwrap();
+            FileLock::try_take(&paths::lock(&run_dir)).unwrap().expect("nobody lives there")
+        };
+        // Somebody else has begun since.
+        let lives = begin();
+        clear_after(&run_dir, None);
+        clear_after(&run_dir, Some(starting(&run_dir).unwrap()));
+        assert!(run_dir.exists(), "it is his now");
+        drop(lives);
+        // Whoever holds the lock does not wait for it, and it is free afterwards.
+        clear_after(&run_dir, Some(starting(&run_dir).unwrap()));
+        assert!(!run_dir.exists());
+        drop(begin());
+        clear_after(&run_dir, None);
+        assert!(!run_dir.exists());
+    }
+
+    #[test]
+    fn what_is_swapped_out_is_not_booted_over() {
+        let place = tempfile::tempdir().unwrap();
+        let store = place.path().join("store");
+        fs::create_dir_all(store.join("swapped")).unwrap();
+        // Nobody keeps one that is called like this.
+        let name = format!("lab-{}", std::process::id());
+        fs::write(store.join(format!("swapped/{name}.json")), b"{}").unwrap();
+        let spec: Spec = serde_json::from_value(serde_json::json!({"name": name, "nodes": {"m1": {"disks": [{"size": "4M"}]}}})).unwrap();
+        let will = |goto: Option<GotoRequest>, force| Will {
+            spec: spec.clone(),
+            store: store.clone(),
+            goto,
+            coming: None,
+            passphrase: None,
+            metrics: None,
+            force,
+        };
+        let run_dir = place.path().join("run").join(&name);
+        let refused = settle(&will(None, false), &run_dir).unwrap_err().message;
+        assert!(refused.contains(&format!("`fermata swapin {name}`")) && refused.contains("--name"), "{refused}");
+        assert!(!run_dir.exists());
+        settle(&will(None, true), &run_dir).unwrap();
+        settle(&will(Some(GotoRequest::default()), false), &run_dir).unwrap();
+        assert!(run_dir.exists());
     }
 }

@@ -11,7 +11,7 @@
 //! - `captures`: what goes through interfaces, as it goes
 //! - [`remotes`]: places that checkpoints are copied to and from
 //! - [`ranks`]: programs of ranks, run with consistent checkpoints
-//! - [`remote_prune`]: removing checkpoints from there
+//! - [`remote_prune`]: removing checkpoints from there; [`remote_verify`]: whether all is there
 //! - [`backups`]: a copy of every checkpoint elsewhere
 //! - [`secrets`]: stores that are encrypted, and what opens them
 //! - [`swapping`]: experiments that leave this host and come back
@@ -44,6 +44,7 @@ pub mod plots;
 pub mod ranks;
 pub mod receiving;
 pub mod remote_prune;
+pub mod remote_verify;
 pub mod remotes;
 pub mod secrets;
 pub mod server;

@@ -287,6 +287,7 @@ mod tests {
             saved_bytes: Default::default(),
             parts: vec![part("m1", PartKind::Machine), part("m1/disk0", PartKind::Disk)],
             images: vec![],
+            events: None,
             network: None,
             down: vec![],
             links: vec![],

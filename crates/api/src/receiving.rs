@@ -12,9 +12,13 @@ use std::{
     },
     path::Path,
     thread,
+    time::Duration,
 };
 
 pub use fermata_process::{Received, Receiving};
+
+/// A program of which nothing is heard for so long is given up, and its area can be opened. It says every five seconds that it is there.
+const SILENCE: Duration = Duration::from_secs(30);
 
 /// What happens while areas are received.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -24,22 +28,22 @@ pub enum Event {
     Began(Received),
     /// Its program has ended: the area can be opened here, as at its last commit.
     Ended(Received),
-    /// What came was refused, or broke off. What was acknowledged is in the store.
+    /// What came was refused, broke off, or fell silent. What was acknowledged is in the store.
     Failed {
         /// Why.
         problem: String,
     },
 }
 
-/// Receives areas at a socket that only its user can open, each in a thread of its own, into a store, which is made if there is none. With `once` it returns after the first of them.
+/// Receives areas at a socket that only its user can open, each in a thread of its own, into a store, which is made if there is none. One whose program falls silent for half a minute is given up, and can be opened. With `once` it returns after the first of them.
 pub fn listen(store: &Path, socket: &Path, how: &Receiving, once: bool, tell: &(dyn Fn(Event) + Sync)) -> Result<(), Problem> {
     let opened = local::made(store)?;
     let listener = bind(socket).map_err(|error| Problem::new(format!("cannot receive at {}: {error}", socket.display())))?;
     let serve = |stream| receive(stream, &opened, how, &mut |received| tell(Event::Began(received.clone())));
     thread::scope(|scope| {
         loop {
-            let (stream, _) =
-                listener.accept().map_err(|error| Problem::new(format!("cannot receive at {}: {error}", socket.display())))?;
+            let stream = listener.accept().and_then(|(stream, _)| stream.set_read_timeout(Some(SILENCE)).map(|()| stream));
+            let stream = stream.map_err(|error| Problem::new(format!("cannot receive at {}: {error}", socket.display())))?;
             if once {
                 let Some(received) = serve(stream).map_err(problem)? else { continue };
                 tell(Event::Ended(received));

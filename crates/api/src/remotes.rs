@@ -1,4 +1,10 @@
 //! Remotes of a store, and copying checkpoints to and from them. None of it needs a keeper.
+//!
+//! - `copied`: what was copied, as values
+
+mod copied;
+
+pub use copied::{Broken, Copied, CopiedImage, CopiedRef, ImageOutcome, Outcome};
 
 use crate::{
     convert::problem,
@@ -11,7 +17,7 @@ use fermata_remote::{Address, Sealed};
 pub use fermata_store::{Encryption, remote::RefName};
 use fermata_store::{
     Progress, Record, Secret, Store,
-    remote::{CopyStage, Pull, PullOptions, PushOptions, RefSet, Remote, check_identity, identity, make_remote},
+    remote::{CopyStage, Pull, PullOptions, PushOptions, RefSet, Remote, check_identity, identity, is_damage, make_remote},
 };
 use fermata_types::{CheckpointId, ImageId};
 use serde::{Deserialize, Serialize};
@@ -81,85 +87,6 @@ pub struct CopyRequest {
     pub key_file: Option<PathBuf>,
 }
 
-/// What was copied.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Copied {
-    /// The remote's address.
-    pub remote: String,
-    /// The experiment.
-    pub experiment: String,
-    /// Checkpoints that are there now and were not.
-    pub checkpoints: u64,
-    /// Packs that travelled.
-    pub packs: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Golden images that came along, or should have.
-    pub images: Vec<CopiedImage>,
-    /// What became of each branch and tag.
-    pub refs: Vec<CopiedRef>,
-    /// Checkpoints that were removed before they could be sent. Branches and tags that were on them are not among `refs`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub gone: Vec<CheckpointId>,
-}
-
-/// What became of a golden image.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CopiedImage {
-    /// What is in it.
-    pub id: ImageId,
-    /// What became of it.
-    #[serde(flatten)]
-    pub outcome: ImageOutcome,
-}
-
-/// What became of a golden image that a host or a remote lacked.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "outcome")]
-pub enum ImageOutcome {
-    /// The remote has it now.
-    Sent,
-    /// It was made again here.
-    Fetched {
-        /// Where it lies.
-        path: PathBuf,
-    },
-    /// It is nowhere on this host, and not on the remote.
-    Lacking {
-        /// Where it was looked for.
-        why: String,
-    },
-}
-
-/// What became of a branch or a tag.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CopiedRef {
-    /// Which one.
-    #[serde(flatten)]
-    pub name: RefName,
-    /// Where it is on the side from which was copied.
-    pub checkpoint: CheckpointId,
-    /// What became of it on the other.
-    pub outcome: Outcome,
-}
-
-/// What became of a branch or a tag on the other side.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Outcome {
-    /// It was there already, or further.
-    Same,
-    /// It was not there.
-    New,
-    /// It was moved along its line, or because that was forced.
-    Moved,
-    /// It is elsewhere there, and was left; what was copied can be reached by its ids.
-    Left {
-        /// Where it is there.
-        at: CheckpointId,
-    },
-}
-
 /// All remotes of a store.
 pub fn remotes(store: &Path) -> Result<Vec<RemoteEntry>, Problem> {
     let path = store.join(FILE);
@@ -199,11 +126,20 @@ pub(crate) fn changing(store: &Path) -> Result<FileLock, Problem> {
 
 /// Gives a place a name here. Nothing is asked of it yet.
 pub fn add(store: &Path, entry: RemoteEntry) -> Result<RemoteEntry, Problem> {
-    let address = address(&entry.address)?;
-    let encryption = match &entry.encryption {
-        Encryption::KeyFile(file) => Encryption::KeyFile(absolute(file)?),
-        other => other.clone(),
-    };
+    enter(store, entry, |_, _| false)
+}
+
+/// The same, where it may have this name already, as when what was begun with that is begun again.
+pub fn add_again(store: &Path, entry: RemoteEntry) -> Result<RemoteEntry, Problem> {
+    enter(store, entry, |known, entry| known.address == entry.address && known.encryption == entry.encryption)
+}
+
+/// `is_same`: whether what has this name already will do.
+fn enter(store: &Path, mut entry: RemoteEntry, is_same: fn(&RemoteEntry, &RemoteEntry) -> bool) -> Result<RemoteEntry, Problem> {
+    entry.address = address(&entry.address)?.to_string();
+    if let Encryption::KeyFile(file) = &mut entry.encryption {
+        *file = absolute(file)?;
+    }
     if entry.name.is_empty() || entry.name.contains(|letter: char| letter == '/' || letter == ':' || letter.is_whitespace()) {
         return Err(Problem::new(format!("\"{}\" is no name for a remote: it would be taken for an address", entry.name)));
     }
@@ -211,9 +147,11 @@ pub fn add(store: &Path, entry: RemoteEntry) -> Result<RemoteEntry, Problem> {
     let _alone = changing(store)?;
     let mut all = remotes(store)?;
     if let Some(known) = all.iter().find(|known| known.name == entry.name) {
+        if is_same(known, &entry) {
+            return Ok(known.clone());
+        }
         return Err(Problem::new(format!("{} is {} already: `fermata remote rm {0}` forgets it", known.name, known.address)));
     }
-    let entry = RemoteEntry { address: address.to_string(), encryption, ..entry };
     all.push(entry.clone());
     write_json(&store.join(FILE), &all)?;
     Ok(entry)
@@ -326,6 +264,7 @@ pub fn push(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
         },
         refs: push_refs(&opened, remote, request, named, &parents, &mut |id| send(&[id]).map(drop).map_err(problem))?,
         gone: pushed.gone.clone(),
+        ..Copied::default()
     })
 }
 
@@ -384,6 +323,16 @@ fn images_of_all<'r>(records: impl Iterator<Item = &'r Record>) -> Result<Images
     Ok(images)
 }
 
+/// Opens the golden images that checkpoints stand on, those that are on this host.
+pub(crate) fn open_images_of<'r>(
+    store: &Store,
+    records: impl Iterator<Item = &'r Record>,
+    busy: &mut dyn FnMut(Activity),
+) -> Result<(), Problem> {
+    let _ = open_images(store, &images_of_all(records)?, busy);
+    Ok(())
+}
+
 /// Opens golden images wherever they lie on this host: where they lie, and what is wrong with those that cannot be opened.
 fn open_images(store: &Store, images: &Images, busy: &mut dyn FnMut(Activity)) -> (BTreeMap<ImageId, PathBuf>, Vec<(ImageId, Problem)>) {
     let mut report = |what: &str, Progress { done, total }: Progress| {
@@ -431,10 +380,13 @@ pub fn pull(store: &Path, request: &CopyRequest, busy: &mut dyn FnMut(Activity))
         packs: pulled.packs,
         bytes: pulled.bytes,
         images,
-        refs: Vec::new(),
-        gone: Vec::new(),
+        left_out: pulled.left_out.into_iter().map(|(checkpoint, why)| Broken { checkpoint, why }).collect(),
+        ..Copied::default()
     };
     for (name, id) in named {
+        if copied.left_out.iter().any(|left| left.checkpoint == id) {
+            continue;
+        }
         let before = here.get(&name).copied();
         let mut outcome = outcome(&name, id, before, &parents, request.force);
         match (&name, &outcome) {
@@ -482,20 +434,24 @@ pub(crate) fn fetch_images_of(store: &Store, remote: &dyn Remote, record: &Recor
     // Before it is let go of: as long as the store is open, nobody collects it.
     let _ = open_images(store, &images, busy);
     pull.finish(&mut |_, _| {}).map_err(problem)?;
-    match copied.into_iter().find_map(|image| if let ImageOutcome::Lacking { why } = image.outcome { Some(why) } else { None }) {
-        Some(why) => Err(Problem::new(format!("{why}; and {remote} does not have it"))),
-        None => Ok(()),
-    }
+    copied.into_iter().try_for_each(|image| match image.outcome {
+        ImageOutcome::Lacking { why } => Err(Problem::new(format!("{why}; and {remote} does not have it"))),
+        ImageOutcome::Damaged { why } => Err(Problem::new(why)),
+        ImageOutcome::Sent | ImageOutcome::Fetched { .. } => Ok(()),
+    })
 }
 
 /// Makes golden images from what a remote has of them. Why they are wanted is told of those that it lacks.
 fn make_images(pull: &mut Pull<'_>, lacking: Vec<(ImageId, Problem)>, busy: &mut dyn FnMut(Activity)) -> Result<Vec<CopiedImage>, Problem> {
     let mut copied = Vec::new();
     for (id, why) in lacking {
-        let fetched = pull.image(&id, &mut |stage, progress| busy(activity(stage, "fetching", "bytes", progress))).map_err(problem)?;
+        let fetched = pull.image(&id, &mut |stage, progress| busy(activity(stage, "fetching", "bytes", progress)));
         let outcome = match fetched {
-            Some(path) => ImageOutcome::Fetched { path },
-            None => ImageOutcome::Lacking { why: why.message },
+            Ok(Some(path)) => ImageOutcome::Fetched { path },
+            Ok(None) => ImageOutcome::Lacking { why: why.message },
+            // What does not stand on it can come all the same.
+            Err(error) if is_damage(&error) => ImageOutcome::Damaged { why: problem(error).message },
+            Err(error) => return Err(problem(error)),
         };
         copied.push(CopiedImage { id, outcome });
     }
@@ -755,6 +711,18 @@ mod tests {
         check(&tag, 3, Some(1), false, Outcome::Left { at: id(1) });
         check(&tag, 3, Some(3), false, Outcome::Same);
         check(&tag, 3, Some(1), true, Outcome::Moved);
+    }
+
+    #[test]
+    fn a_place_is_named_again_only_as_what_it_is() {
+        let place = tempfile::tempdir().unwrap();
+        let entry = |address: &str, encryption| RemoteEntry::new("origin".into(), address.into(), None, encryption);
+        let first = add_again(place.path(), entry("/somewhere/", Encryption::None)).unwrap();
+        assert_eq!(add_again(place.path(), entry("/somewhere/", Encryption::None)).unwrap(), first);
+        assert!(add(place.path(), entry("/somewhere/", Encryption::None)).unwrap_err().message.contains("already"));
+        assert!(add_again(place.path(), entry("/elsewhere", Encryption::None)).unwrap_err().message.contains("already"));
+        assert!(add_again(place.path(), entry("/somewhere/", Encryption::Passphrase)).unwrap_err().message.contains("already"));
+        assert_eq!(remotes(place.path()).unwrap(), [first]);
     }
 
     #[test]

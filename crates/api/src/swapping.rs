@@ -22,7 +22,7 @@ use fermata_linux::{
 use fermata_store::{Progress, Removal, Store, remote::Remote};
 use fermata_types::CheckpointId;
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt, fs, io, iter,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -99,6 +99,11 @@ fn record_path(store: &Path, experiment: &str) -> PathBuf {
     store.join("swapped").join(format!("{experiment}.json"))
 }
 
+/// Whether an experiment of this name is swapped out.
+pub(crate) fn is_out(store: &Path, experiment: &str) -> bool {
+    record_path(store, experiment).exists()
+}
+
 fn read_record(path: &Path) -> Result<SwappedOut, Problem> {
     let failed = |error: &dyn std::fmt::Display| {
         let advice = "the checkpoints are where they were: `fermata goto ID`, or `fermata swapin NAME --from REMOTE`";
@@ -137,7 +142,7 @@ pub fn swap_out(
     let watch = Stopwatch::start();
     let opened = local::open(store)?;
     let keeper = keeping::client(&request.experiment)?;
-    let run = only_run(keeper.status()?)?;
+    let run = able_run(keeper.status()?)?;
     let mut out = Out {
         store: &opened,
         request,
@@ -148,6 +153,7 @@ pub fn swap_out(
         stopped: Stopwatch::start(),
         stood: Duration::ZERO,
         stage: Arc::default(),
+        whole: HashSet::new(),
     };
     if request.to.is_some() {
         // What is sent while they run must not take their time.
@@ -158,28 +164,46 @@ pub fn swap_out(
     let _hurry = pace::hurry();
     // Until they stand there is nothing to bring back, and whoever wants an end has it at once.
     out.watch(left)?;
-    let (swapped, freed_bytes) = match out.stop().and_then(|()| out.leave()) {
+    let (swapped, freed) = match out.stop().and_then(|()| out.leave()) {
         Ok(left) => left,
         Err(error) => return Err(out.stage().stay(&out.keeper, &request.experiment, &error)),
     };
+    let (freed_bytes, trouble) = match freed {
+        Ok(bytes) => (bytes, None),
+        Err(trouble) => (0, Some(trouble.message)),
+    };
     let (stopped_ms, took_ms) = (ms(out.stood), ms(watch.elapsed()));
-    Ok(SwapOutcome { swapped, rounds: out.rounds, stopped_ms, took_ms, freed_bytes })
+    Ok(SwapOutcome { swapped, rounds: out.rounds, stopped_ms, took_ms, freed_bytes, trouble })
 }
 
-/// The run of an experiment that can be swapped out.
-fn only_run(experiment: Experiment) -> Result<Run, Problem> {
-    let names: Vec<_> = experiment.runs.iter().map(|run| run.name.clone()).collect();
-    let Ok([run]) = <[Run; 1]>::try_from(experiment.runs) else {
-        return Err(Problem::new(format!(
-            "{} has several runs ({}), and one can be swapped out: `fermata down RUN` ends the others",
-            experiment.name,
-            names.join(", ")
-        )));
-    };
+/// The run of an experiment that can be swapped out: it has no other, and nothing is wrong with it.
+fn able_run(experiment: Experiment) -> Result<Run, Problem> {
+    let name = experiment.name.clone();
+    let run = only_run(experiment)?;
     match run.machines.iter().find(|machine| !matches!(machine.state, MachineState::Running | MachineState::Paused | MachineState::Off)) {
         None => Ok(run),
-        Some(machine) => Err(Problem::new(format!("{} cannot be swapped out: see `fermata ls` about {}", experiment.name, machine.name))),
+        Some(machine) => Err(Problem::new(format!("{name} cannot be swapped out: see `fermata ls` about {}", machine.name))),
     }
+}
+
+/// The run of an experiment that has no other.
+fn only_run(experiment: Experiment) -> Result<Run, Problem> {
+    let names: Vec<_> = experiment.runs.iter().map(|run| run.name.clone()).collect();
+    let [run] = <[Run; 1]>::try_from(experiment.runs).map_err(|_| {
+        let (name, names) = (&experiment.name, names.join(", "));
+        Problem::new(format!("{name} has several runs ({names}), and one can be swapped out: `fermata down RUN` ends the others"))
+    })?;
+    Ok(run)
+}
+
+/// Fails if a run did something since its last checkpoint was taken, or is not alone any more. What would be ended then is nowhere else.
+fn check_stands(experiment: Experiment, run: &str, last: CheckpointId) -> Result<(), Problem> {
+    let now = only_run(experiment)?;
+    let goes_on = now.machines.iter().any(|machine| machine.state == MachineState::Running);
+    if now.name == run && now.head == Some(last) && !goes_on {
+        return Ok(());
+    }
+    Err(Problem::new(format!("somebody had run {run} go on, or took it elsewhere, while it was to stand still")))
 }
 
 /// An experiment on its way out.
@@ -194,6 +218,8 @@ struct Out<'a> {
     /// From when they stopped until they were gone.
     stood: Duration,
     stage: Arc<Mutex<Stage>>,
+    /// Checkpoints that were found whole on the remote.
+    whole: HashSet<CheckpointId>,
 }
 
 /// Whether the machines can still go on, if somebody wants that.
@@ -202,24 +228,25 @@ enum Stage {
     /// They are as they were found.
     #[default]
     AsBefore,
-    /// They were running, and stand.
-    Stand,
+    /// They are those of this run, were running, and stand.
+    Stand(String),
     /// They run again, for somebody wants the command to end.
     GoOn,
-    /// A record says that they are swapped out.
+    /// A record says that they are swapped out, or they have ended.
     Left,
 }
 
 impl Stage {
     /// Has the machines go on. Returns what is said about that.
     fn stay(&mut self, keeper: &crate::Client, experiment: &str, why: &dyn fmt::Display) -> Problem {
-        let goes_on = match std::mem::replace(self, Self::GoOn) {
-            Self::AsBefore | Self::GoOn | Self::Left => Ok(()),
-            Self::Stand => keeper.resume(RunRequest { run: None }).map(drop),
-        };
-        let how = match goes_on {
-            Ok(()) => "it runs on as before".to_owned(),
-            Err(error) => format!("and it does not go on ({error}): `fermata ls` shows how it is"),
+        let as_before = "it runs on as before".to_owned();
+        let how = match std::mem::replace(self, Self::GoOn) {
+            Self::AsBefore | Self::GoOn => as_before,
+            Self::Stand(run) => match keeper.resume(RunRequest { run: Some(run) }) {
+                Ok(_) => as_before,
+                Err(error) => format!("and it does not go on ({error}): `fermata ls` shows how it is"),
+            },
+            Self::Left => "`fermata ls` shows what is left of it".to_owned(),
         };
         Problem::new(format!("{experiment} was not swapped out: {why}; {how}"))
     }
@@ -243,6 +270,8 @@ impl Out<'_> {
     }
 
     fn stop(&mut self) -> Result<(), Problem> {
+        // Much may have happened while it was sent.
+        self.run = able_run(self.keeper.status()?)?;
         let was_running = self.run.machines.iter().any(|machine| machine.state == MachineState::Running);
         self.stopped = Stopwatch::start();
         // Whoever is interrupted meanwhile waits until they stand, for what he says then comes after that.
@@ -251,9 +280,9 @@ impl Out<'_> {
             return Err(Problem::new("it was interrupted"));
         }
         if was_running {
-            *stage = Stage::Stand;
+            *stage = Stage::Stand(self.run.name.clone());
         }
-        self.keeper.pause(RunRequest { run: None }).map(drop)
+        self.keeper.pause(RunRequest { run: Some(self.run.name.clone()) }).map(drop)
     }
 
     fn say(&mut self, what: &str) {
@@ -262,12 +291,15 @@ impl Out<'_> {
 
     /// Sends what there is while the machines run, until what is left is little, or becomes no less.
     fn ahead(&mut self) -> Result<(), Problem> {
-        if let Some(to) = &self.request.to {
-            // Before a checkpoint is taken in vain.
-            remotes::entry(self.store.path(), to)?;
-        }
-        let mut before = u64::MAX;
-        for _ in 0..ROUNDS_MAX {
+        let request = self.request;
+        let Some(to) = &request.to else { return Ok(()) };
+        // Before a checkpoint is taken in vain.
+        remotes::entry(self.store.path(), to)?;
+        let mut before = self.round("before swapping out", true)?.bytes;
+        // However many there are, that takes its time, and less is left for when the machines stand. What they write meanwhile goes with the next round.
+        let remote = remotes::connect(self.store.path(), &self.copy(to))?;
+        self.confirmed(&*remote)?;
+        for _ in 1..ROUNDS_MAX {
             let bytes = self.round("before swapping out", true)?.bytes;
             if bytes <= SMALL_BYTES || bytes > before / 100 * SHRINKS_PERCENT {
                 return Ok(());
@@ -317,16 +349,16 @@ impl Out<'_> {
         CopyRequest { experiment, names: Vec::new(), everything: true, without_images, jobs: 1, ..to.clone() }
     }
 
-    /// The last checkpoint, of machines that stand and go on no more here. Returns the record that is left, and the bytes that the store gave back.
-    fn leave(&mut self) -> Result<(SwappedOut, u64), Problem> {
+    /// The last checkpoint, of machines that stand and go on no more here. Returns the record that is left, and the bytes that the store gave back, or why it gave none.
+    fn leave(&mut self) -> Result<(SwappedOut, Result<u64, Problem>), Problem> {
         let last = self.round("swapped out", false)?.checkpoint;
         let mut swapped = self.record(last)?;
         let mut there = Vec::new();
         if let Some(to) = &self.request.to {
-            let (request, experiment) = (self.copy(to), &self.request.experiment);
+            let request = self.copy(to);
             let entry = remotes::entry(self.store.path(), &request)?;
             let remote = remotes::connect(self.store.path(), &request)?;
-            there = self.confirmed(&*remote, experiment)?;
+            there = self.confirmed(&*remote)?;
             if !there.contains(&last) {
                 return Err(Problem::new("somebody removed the last checkpoint before it could be sent: swap it out again"));
             }
@@ -338,13 +370,6 @@ impl Out<'_> {
         // From here on it is out, whatever becomes of what is left.
         self.stood = self.stopped.elapsed();
         let freed = if self.request.keep { Ok(0) } else { self.clear(there) };
-        let freed = freed.unwrap_or_else(|error| {
-            tracing::warn!(
-                "{} is swapped out, and its checkpoints are still here: {error}; `fermata rm` removes them",
-                self.request.experiment
-            );
-            0
-        });
         Ok((swapped, freed))
     }
 
@@ -354,14 +379,24 @@ impl Out<'_> {
         if *stage == Stage::GoOn {
             return Err(Problem::new("it was interrupted"));
         }
+        let (experiment, run, last) = (&self.request.experiment, &self.run.name, swapped.checkpoint);
+        check_stands(self.keeper.status()?, run, last)?;
         write_record(self.store.path(), swapped)?;
         let before = std::mem::replace(&mut *stage, Stage::Left);
-        if let Err(error) = keeping::end(&self.keeper, &self.request.experiment, None) {
-            forget(self.store.path(), &self.request.experiment);
+        // Only this run, with which the keeper ends: a fork that somebody is just making is not ended with it.
+        if let Err(error) = keeping::end(&self.keeper, experiment, Some(run.clone())) {
+            forget(self.store.path(), experiment);
             *stage = before;
             return Err(error);
         }
-        Ok(())
+        match self.keeper.status().map(|living| living.runs).unwrap_or_default().first() {
+            None => Ok(()),
+            Some(other) => {
+                forget(self.store.path(), experiment);
+                let (other, last) = (&other.name, last.short());
+                Err(Problem::new(format!("run {other} began just when run {run} ended at checkpoint {last}, and goes on")))
+            }
+        }
     }
 
     fn record(&self, id: CheckpointId) -> Result<SwappedOut, Problem> {
@@ -392,17 +427,20 @@ impl Out<'_> {
         })
     }
 
-    /// The checkpoints of the experiment that are whole on the remote.
-    fn confirmed(&mut self, remote: &dyn Remote, experiment: &str) -> Result<Vec<CheckpointId>, Problem> {
+    /// The checkpoints of the experiment that are whole on the remote. Those that are there, and were found whole before, are not looked through again.
+    fn confirmed(&mut self, remote: &dyn Remote) -> Result<Vec<CheckpointId>, Problem> {
+        let experiment = &self.request.experiment;
         let there = self.store.remote_checkpoints(remote, experiment).map_err(problem)?;
         let here = self.store.records().map_err(problem)?;
         let ids: Vec<_> =
-            here.iter().filter(|(id, record)| record.experiment == experiment && there.contains(id)).map(|(id, _)| *id).collect();
+            here.iter().filter(|(id, record)| record.experiment == *experiment && there.contains(id)).map(|(id, _)| *id).collect();
+        let new: Vec<_> = ids.iter().copied().filter(|id| !self.whole.contains(id)).collect();
         let busy = &mut self.busy;
         let mut report = |Progress { done, total }: Progress| {
             busy(Activity { what: "looking whether all is there".to_owned(), done, total, unit: "checkpoints".to_owned() });
         };
-        self.store.check_remote(remote, experiment, &ids, &mut report).map_err(problem)?;
+        self.store.check_remote(remote, experiment, &new, &mut report).map_err(problem)?;
+        self.whole.extend(new);
         Ok(ids)
     }
 
@@ -417,15 +455,28 @@ impl Out<'_> {
     }
 
     /// Removes what only this experiment held, and is on the remote.
-    fn clear(&mut self, checkpoints: Vec<CheckpointId>) -> Result<u64, Problem> {
-        if checkpoints.is_empty() {
+    fn clear(&mut self, there: Vec<CheckpointId>) -> Result<u64, Problem> {
+        let stay = |error: Problem| Problem::new(format!("its checkpoints are still here: {error}; `fermata rm` removes them"));
+        if !remove_left(self.store, there).map_err(|error| stay(problem(error)))? {
             return Ok(0);
         }
-        self.store.remove(&Removal { checkpoints, force: true, ..Removal::default() }).map_err(problem)?;
         self.say("freeing what is not needed here any more");
-        let collected = self.store.collect(&CollectOptions::default(), &mut |_, _| {}).map_err(problem)?;
+        let collected = self.store.collect(&CollectOptions::default(), &mut |_, _| {});
+        let collected = collected
+            .map_err(|error| Problem::new(format!("the space of its checkpoints is not free yet: {error}; `fermata gc` frees it")))?;
         Ok(collected.bytes_before.saturating_sub(collected.bytes_after))
     }
+}
+
+/// Removes those of these checkpoints that are left: somebody else may have removed some. Whether there were any.
+fn remove_left(store: &Store, mut checkpoints: Vec<CheckpointId>) -> fermata_store::Result<bool> {
+    let here: HashSet<_> = store.records()?.into_iter().map(|(id, _)| id).collect();
+    checkpoints.retain(|id| here.contains(id));
+    if checkpoints.is_empty() {
+        return Ok(false);
+    }
+    store.remove(&Removal { checkpoints, force: true, ..Removal::default() })?;
+    Ok(true)
 }
 
 /// Swaps an experiment in. It runs as soon as what it needs first is here.
@@ -448,6 +499,8 @@ pub fn swap_in(store: &Path, request: &SwapInRequest, busy: &mut dyn FnMut(Activ
     let resumed = match is_here {
         true => keeping::revive(store, experiment, &goto, busy)?,
         false => {
+            // What somebody keeps is not swapped out, whatever a remote remembers.
+            keeping::check_free(experiment)?;
             let remote = remotes::connect(store, &copy)?;
             // Vouched for by its name, unlike what the remote remembers beside it.
             let record = opened.remote_record(&*remote, experiment, &swapped.checkpoint).map_err(problem)?;
@@ -541,6 +594,97 @@ pub fn whereabouts(remote: Option<&RemoteEntry>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::values::Machine;
+    use fermata_store::{Cost, Record};
+    use fermata_types::MachineId;
+
+    fn experiment(runs: &[(&str, u8, MachineState)]) -> Experiment {
+        let machine = |state| Machine {
+            name: "m1".into(),
+            id: MachineId([1; 16]),
+            state,
+            reason: None,
+            starved: vec![],
+            pid: 1,
+            memory_bytes: 1 << 30,
+            cpus: 1,
+            accel: "tcg".into(),
+            machine_type: "q35".into(),
+            console: "/console".into(),
+            console_log: "/console.log".into(),
+            pages_missing: None,
+            ports: vec![],
+        };
+        let run = |(name, head, state): &(&str, u8, MachineState)| Run {
+            name: (*name).into(),
+            branch: (*name).into(),
+            head: Some(CheckpointId([*head; 32])),
+            time_virtual_ns: None,
+            machines: vec![machine(*state)],
+            perturbation: None,
+        };
+        Experiment {
+            name: "lab".into(),
+            state: ExperimentState::Running,
+            keeper_pid: 1,
+            store: "/store".into(),
+            every_ms: None,
+            runs: runs.iter().map(run).collect(),
+            spare_ready: false,
+            trouble: None,
+            loading: None,
+            swapped: None,
+        }
+    }
+
+    #[test]
+    fn what_somebody_did_meanwhile_is_not_ended() {
+        let (paused, last) = (MachineState::Paused, CheckpointId([3; 32]));
+        let check = |runs: &[(&str, u8, MachineState)], expected: Option<&str>| {
+            let told = check_stands(experiment(runs), "main", last).map_err(|problem| problem.message);
+            match expected {
+                None => assert_eq!(told, Ok(())),
+                Some(part) => assert!(told.as_ref().is_err_and(|told| told.contains(part)), "{told:?}"),
+            }
+        };
+        check(&[("main", 3, paused)], None);
+        check(&[("main", 3, MachineState::Off)], None);
+        check(&[("main", 3, MachineState::Gone)], None);
+        check(&[("main", 3, paused), ("what-if", 3, paused)], Some("several runs (main, what-if)"));
+        check(&[("main", 3, MachineState::Running)], Some("go on"));
+        check(&[("main", 4, paused)], Some("elsewhere"));
+        check(&[("what-if", 3, paused)], Some("elsewhere"));
+        assert!(able_run(experiment(&[("main", 3, MachineState::Silent)])).unwrap_err().message.contains("about m1"));
+    }
+
+    #[test]
+    fn what_somebody_else_removed_keeps_nothing_here() {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::open(place.path()).unwrap();
+        let grow = |number| {
+            let record = Record {
+                parent: None,
+                experiment: "lab".into(),
+                branch: "main".into(),
+                message: None,
+                created_ns: number,
+                after_ns: None,
+                time_virtual_ns: number,
+                began_ns: None,
+                spec: serde_json::Value::Null,
+                events: 0,
+                waiting: vec![],
+                parts: vec![],
+                images: vec![],
+                cost: Cost::default(),
+            };
+            store.writer().unwrap().commit(&record).unwrap()
+        };
+        let (gone, here) = (CheckpointId([9; 32]), grow(1));
+        assert!(remove_left(&store, vec![gone, here]).unwrap());
+        assert!(store.records().unwrap().is_empty());
+        assert!(!remove_left(&store, vec![gone, here]).unwrap());
+    }
 
     #[test]
     fn a_record_is_there_until_it_is_forgotten() {

@@ -4,7 +4,9 @@
 
 use crate::{
     client::Client,
+    convert::problem,
     housekeeping::{self, RemoveRequest},
+    local,
     net::Change,
     service::Service,
     values::{
@@ -15,9 +17,10 @@ use crate::{
 use fermata_linux::signals::end_group;
 use fermata_types::{CheckpointId, Perturbation};
 use std::{
+    collections::BTreeSet,
     io::{self, Read},
     os::unix::process::{CommandExt, ExitStatusExt},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{
         Arc, Mutex, PoisonError,
@@ -100,6 +103,35 @@ impl Drop for Fork<'_> {
     }
 }
 
+/// Checkpoints that stay as long as this lives, by tags: between two trials no fork stands on them, and a keeper whose specification says `keep` might remove them.
+struct Kept<'a> {
+    store: &'a Path,
+    experiment: &'a str,
+    tags: Vec<String>,
+}
+
+impl<'a> Kept<'a> {
+    /// One that nobody removes by himself, or that cannot be tagged, is left as it is.
+    fn new(store: &'a Path, experiment: &'a str, checkpoints: BTreeSet<CheckpointId>) -> Self {
+        let tag = |id: CheckpointId| {
+            let may_go = local::open(store).and_then(|store| store.record(&id).map_err(problem)).ok()?.spec.get("keep").is_some();
+            // Of others who try the same at the same time each has his own.
+            let name = format!("trial-{}-{}", std::process::id(), id.short());
+            may_go.then(|| local::tag(store, Some(experiment), &id.to_string(), &name).ok()).flatten().map(|tag| tag.tag)
+        };
+        Self { store, experiment, tags: checkpoints.into_iter().filter_map(tag).collect() }
+    }
+}
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
+        for tag in &self.tags {
+            // Somebody may have taken it away.
+            let _ = local::untag(self.store, Some(self.experiment), tag);
+        }
+    }
+}
+
 impl Lab {
     /// A lab in this experiment. When it is `interrupted`, trials end soon, and their forks with them.
     pub fn new(keeper: Client, experiment: &Experiment, interrupted: Arc<AtomicBool>) -> Self {
@@ -113,6 +145,7 @@ impl Lab {
         side_by_side: usize,
         told: &(dyn Fn(usize, &Result<Outcome, Problem>) + Sync),
     ) -> Vec<Result<Outcome, Problem>> {
+        let _kept = Kept::new(&self.store, &self.experiment, trials.iter().map(|trial| trial.from).collect());
         let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
         let work = || {
             while let Some((number, trial)) =
@@ -161,6 +194,11 @@ impl Lab {
             None => self.on_host(&trial.script, &variables)?,
         };
         Ok(Outcome { status, stdout, stderr, began_ns, ended_ns: self.time(&run)?, run })
+    }
+
+    /// Whether a checkpoint is still there to be tried.
+    pub fn is_there(&self, checkpoint: CheckpointId) -> bool {
+        local::open(&self.store).is_ok_and(|store| store.record(&checkpoint).is_ok())
     }
 
     fn check(&self) -> Result<(), Problem> {
@@ -281,6 +319,7 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fermata_store::{Cost, Record, Store};
 
     #[test]
     fn the_last_line_is_the_result() {
@@ -303,5 +342,36 @@ mod tests {
             let said = Command::new("/bin/sh").args(["-c", &format!("printf %s {}", quoted(text))]).output().unwrap();
             assert_eq!(String::from_utf8(said.stdout).unwrap(), text);
         }
+    }
+
+    #[test]
+    fn what_is_tried_is_kept_from_a_keeper_that_removes() {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::open(place.path()).unwrap();
+        let grow = |experiment: &str, spec: serde_json::Value| {
+            let record = Record {
+                parent: None,
+                experiment: experiment.into(),
+                branch: "main".into(),
+                message: None,
+                created_ns: 1,
+                after_ns: None,
+                time_virtual_ns: 1,
+                began_ns: None,
+                spec,
+                events: 0,
+                waiting: vec![],
+                parts: vec![],
+                images: vec![],
+                cost: Cost::default(),
+            };
+            store.writer().unwrap().commit(&record).unwrap()
+        };
+        let (goes, stays) = (grow("lab", serde_json::json!({"keep": "last 1"})), grow("other", serde_json::Value::Null));
+        let tagged = |experiment: &str| store.tags(experiment).unwrap().into_values().collect::<Vec<_>>();
+        let kept = [("lab", goes), ("other", stays)].map(|(experiment, id)| Kept::new(place.path(), experiment, [id].into()));
+        assert_eq!((tagged("lab"), tagged("other")), (vec![goes], vec![]));
+        drop(kept);
+        assert!(tagged("lab").is_empty());
     }
 }

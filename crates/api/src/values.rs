@@ -3,6 +3,7 @@
 //! Fields are added, never renamed or removed; units are in the names.
 
 mod backups;
+mod events;
 mod outside;
 mod pruned;
 mod remote_pruned;
@@ -10,6 +11,7 @@ mod swapped;
 mod trials;
 
 pub use backups::{BackedUp, BackupEntry, BackupStanding};
+pub use events::Events;
 pub use fermata_experiment::{FileChange, FileDiffers, FileKind, FilesDiffer, LinkDiffers, LinkState};
 use fermata_experiment::{
     net::{Change, Counters, InterfaceId, Mac, Shape, Topology},
@@ -89,6 +91,9 @@ pub struct Checkpoint {
     pub parts: Vec<Part>,
     /// Golden images that it stands on.
     pub images: Vec<ImageId>,
+    /// What was to happen by itself; nothing where nothing was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub events: Option<Events>,
     /// What connects its machines, with links as they were at that instant, where one checkpoint is shown; nothing where nothing does, and in lists of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Topology>,

@@ -89,6 +89,7 @@ impl Service for Pretender {
             saved_bytes: Default::default(),
             parts: vec![],
             images: vec![],
+            events: None,
             network: None,
             down: vec![],
             links: vec![],

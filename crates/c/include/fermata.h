@@ -11,7 +11,7 @@
  *         errx(1, "%s", fermata_error());
  *
  * Functions that return int return 0, or -1 with a text for people in fermata_error(). One thread at a time uses an area; several may write to its memory, but
- * none while fermata_commit and its like are running. A child of fork() does not have the memory.
+ * none while fermata_commit and its like are running. A child of fork() does not have the memory, and calls nothing but fermata_abandon.
  *
  * Link with: pkg-config --cflags --libs fermata
  */
@@ -55,19 +55,34 @@ int fermata_open(const char *store, const char *name, size_t bytes, enum fermata
 /* Waits for what is being written, and takes the memory away. What was not committed is lost. */
 void fermata_close(fermata_area *area);
 
+/* In a child of fork(): lets go of the area, and leaves its memory and its checkpoints alone. A child has a share in the lock: as long as it lives and has not said this, nobody can open the area after its
+ * parent has ended. A child that soon calls one of the exec functions need not. */
+void fermata_abandon(fermata_area *area);
+
 /* Its memory, and how many bytes it has (whole pages). */
 void *fermata_memory(fermata_area *area);
 size_t fermata_size(const fermata_area *area);
 
-/* Makes a checkpoint of the memory as it is, and returns when it is durable. */
+/* Makes a checkpoint of the memory as it is, and returns when it is durable. The second says something of it, which `fermata log` shows. */
 int fermata_commit(fermata_area *area);
+int fermata_commit_message(fermata_area *area, const char *message);
 
-/* The same, but returns when what was written is copied. `*pending` must go to fermata_wait, which returns when the commit is durable and every backup has it.
+/* Commits several areas at one instant: a checkpoint each, durable when this returns. After a crash in between some may be at this commit and others at the one before: what refers to each
+ * other belongs into one area. */
+int fermata_commit_together(fermata_area *const *areas, size_t count);
+
+/* As fermata_commit, but returns when what was written is copied. `*pending` must go to fermata_wait, which returns when the commit is durable and every backup has it; `pending` may be NULL where nobody waits.
  * If the writing fails, fermata_wait says so, and so does the next commit; the one after that has all of it. A backup that is lost is an error of each commit, which is
  * written here all the same; where this function says so there is nothing to wait for. Where four commits are copied and not yet written, it waits for the
  * first of them before it copies. */
 int fermata_commit_behind(fermata_area *area, fermata_pending **pending);
 int fermata_wait(fermata_pending *pending);
+
+/* Whether it is durable and every backup has it, or it has failed: 1, and fermata_wait does not wait any more; 0; -1 if there is no such one. */
+int fermata_done(const fermata_pending *pending);
+
+/* Waits until all that was committed is durable and every backup has it. Says what of it failed, if no commit has said so yet. */
+int fermata_drain(fermata_area *area);
 
 /* Commits, and has each commit from this one on go to a backup, too: to whoever receives at this Unix socket (fermata receive), which a tunnel may lead to from another host (ssh -L). When this returns the backup has all of the
  * area. fermata_commit then waits for the backups, too; it returns -1 if one is lost, and the commit is durable here all the same: fermata_back_up_to sends all anew, fermata_stop_backing_up does without. */
@@ -106,7 +121,8 @@ const char *fermata_error(void);
 /* Programs of ranks: `fermata run-ranks -n 16 ./program` starts it as often, checkpoints all of them together while they run, and takes them back when one dies.
  *
  * A program goes in steps. A step says what messages it waits for, gets all of them, computes and sends; then comes the next step. All that a step changes lies in memory
- * of the layout: a rank that goes back is a new process, which calls `make` and finds that memory as it was at the checkpoint.
+ * of the layout: a rank that goes back is a new process, which calls `make` and finds that memory as it was at the checkpoint. System calls do not write there: read() and recv() straight into it
+ * fail with EFAULT for users who are not root, unless vm.unprivileged_userfaultfd is 1. Read elsewhere, then copy.
  */
 typedef struct fermata_layout fermata_layout;
 typedef struct fermata_wants fermata_wants;

@@ -17,6 +17,7 @@ use std::{
     os::unix::ffi::OsStrExt,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
+    slice,
 };
 
 const ONLY_STORES: c_uint = 1;
@@ -141,6 +142,22 @@ pub unsafe extern "C" fn fermata_close(area: *mut FermataArea) {
 
 /// # Safety
 ///
+/// An area of `fermata_open`, in a child of `fork`. It is gone afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fermata_abandon(area: *mut FermataArea) {
+    if !area.is_null() {
+        // SAFETY: made by `fermata_open` from a box.
+        let area = unsafe { Box::from_raw(area) };
+        told(|| {
+            let FermataArea(area) = *area;
+            area.abandon();
+            Ok(())
+        });
+    }
+}
+
+/// # Safety
+///
 /// An area of `fermata_open`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fermata_memory(of: *mut FermataArea) -> *mut c_void {
@@ -168,21 +185,80 @@ pub unsafe extern "C" fn fermata_commit(of: *mut FermataArea) -> c_int {
 
 /// # Safety
 ///
-/// An area of `fermata_open`; nobody writes to its memory meanwhile. `pending` is where a pointer may be put.
+/// An area of `fermata_open`; nobody writes to its memory meanwhile. `message` is a text that ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fermata_commit_message(of: *mut FermataArea, message: *const c_char) -> c_int {
+    status(|| {
+        if message.is_null() {
+            return Err("the message is NULL".into());
+        }
+        // SAFETY: as the caller says.
+        let message = unsafe { CStr::from_ptr(message) }.to_str().map_err(text)?;
+        // SAFETY: as the caller says.
+        unsafe { area(of) }?.begin().and_then(|cycle| cycle.message(message).commit()).map(drop).map_err(text)
+    })
+}
+
+/// # Safety
+///
+/// `areas` is where so many areas of `fermata_open` are; nobody writes to their memory meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fermata_commit_together(areas: *const *mut FermataArea, count: usize) -> c_int {
+    status(|| {
+        if areas.is_null() {
+            return Err("where the areas are is NULL".into());
+        }
+        // SAFETY: as the caller says.
+        let named = unsafe { slice::from_raw_parts(areas, count) };
+        if (1..count).any(|at| named[..at].contains(&named[at])) {
+            return Err("an area is named twice".into());
+        }
+        // SAFETY: as the caller says, and each of them is there once.
+        let mut open = named.iter().map(|of| unsafe { area(*of) }).collect::<Result<Vec<_>, _>>()?;
+        CriticalArea::commit_together(&mut open).map(drop).map_err(text)
+    })
+}
+
+/// # Safety
+///
+/// An area of `fermata_open`; nobody writes to its memory meanwhile. `pending` is where a pointer may be put, or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fermata_commit_behind(of: *mut FermataArea, pending: *mut *mut FermataPending) -> c_int {
     status(|| {
-        if pending.is_null() {
-            return Err("where the commit is to be put is NULL".into());
+        if !pending.is_null() {
+            // SAFETY: as the caller says.
+            unsafe { pending.write(std::ptr::null_mut()) };
         }
         // SAFETY: as the caller says.
-        unsafe { pending.write(std::ptr::null_mut()) };
-        // SAFETY: as the caller says.
         let begun = unsafe { area(of) }?.begin().and_then(|cycle| cycle.commit_behind()).map_err(text)?;
-        // SAFETY: as the caller says.
-        unsafe { pending.write(Box::into_raw(Box::new(FermataPending(begun)))) };
+        if !pending.is_null() {
+            // SAFETY: as the caller says.
+            unsafe { pending.write(Box::into_raw(Box::new(FermataPending(begun)))) };
+        }
         Ok(())
     })
+}
+
+/// # Safety
+///
+/// What `fermata_commit_behind` has given, and `fermata_wait` has not got; or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fermata_done(pending: *const FermataPending) -> c_int {
+    told(|| {
+        // SAFETY: as the caller says.
+        let pending = unsafe { pending.as_ref() }.ok_or("the commit is NULL")?;
+        Ok(c_int::from(pending.0.poll().is_some()))
+    })
+    .unwrap_or(-1)
+}
+
+/// # Safety
+///
+/// An area of `fermata_open`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fermata_drain(of: *mut FermataArea) -> c_int {
+    // SAFETY: as the caller says.
+    status(|| unsafe { area(of) }?.drain().map_err(text))
 }
 
 /// # Safety

@@ -2,12 +2,16 @@
 
 mod common;
 
-use fermata_process::ranks::{Event, Options, host};
+use fermata_process::{
+    CriticalArea, Tracking,
+    ranks::{Event, Options, host},
+};
 use fermata_store::Store;
 use rustix::process::{Pid, Signal, kill_process};
 use std::{
+    io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
     time::Duration,
 };
 
@@ -43,6 +47,28 @@ fn a_program_in_c_counts_on_after_each_start() {
     }
     let refused = Command::new(&program).args(["/proc/nowhere", "1", "0"]).output().expect("it runs");
     assert!(!refused.status.success() && !refused.stderr.is_empty());
+}
+
+#[test]
+fn areas_are_as_c_committed_them_and_a_child_that_let_go_keeps_none() {
+    let place = tempfile::tempdir().expect("a directory");
+    let at = place.path().join("store");
+    let mut parent = Command::new(compile("areas", place.path())).arg(&at).stdout(Stdio::piped()).spawn().expect("it runs");
+    let mut line = String::new();
+    BufReader::new(parent.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+    let child = Pid::from_raw(line.trim().parse().expect("the child's number")).expect("a process");
+    let store = Store::open(&at).expect("a store");
+    let options = fermata_process::Options::default().tracking(Tracking::Compare).anywhere();
+    let open = |name: &str| CriticalArea::open(&store, name, 4096, options.clone());
+    assert!(open("one").expect_err("its parent has it").to_string().contains("open already"));
+    parent.kill().expect("it is killed");
+    parent.wait().expect("it ends");
+    let value = |name: &str| open(name).expect("nobody has it").as_slice()[0];
+    assert_eq!((value("one"), value("two")), (2, 3));
+    kill_process(child, Signal::KILL).expect("it has been there all the time");
+    let records = store.records().expect("records");
+    assert_eq!(records.len(), 5);
+    assert!(records.iter().any(|(_, record)| record.message.as_deref() == Some("the second of one")));
 }
 
 /// Runs a program of three ranks, one of which is killed once there is a checkpoint to go back to; what each has to say.

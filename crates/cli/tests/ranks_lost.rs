@@ -1,9 +1,10 @@
 //! `fermata run-ranks` on the eight programs, which lose at random whatever they may lose: ranks, the coordinator, the store, the backup. The answer is right all the same, and nothing that was
-//! permanent is lost as long as its disk is there. This test binary is also the program of every rank: it starts itself again as such.
+//! permanent is lost as long as its disk is there. This test binary is also the program of every rank: it starts itself again as such. A test that fails says its seed, and `FERMATA_SEED` repeats
+//! it, as far as the kernel's scheduling lets it.
 
-use fermata_linux::random;
 use fermata_store::Store;
 use programs::{PROGRAM, PROGRAMS, TRIES};
+use random::Random;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::{
@@ -17,15 +18,15 @@ use tempfile::TempDir;
 
 #[path = "../../process/tests/programs/mod.rs"]
 mod programs;
+// Not all draw in all ways.
+#[allow(dead_code)]
+#[path = "../../testkit/src/random.rs"]
+mod random;
 
 /// No test: what a rank runs.
 #[test]
 fn a_rank() {
     programs::be_a_rank();
-}
-
-fn below(end: u64) -> u64 {
-    u64::from_ne_bytes(random::bytes().unwrap()) % end
 }
 
 fn is_long() -> bool {
@@ -58,10 +59,12 @@ struct Journey {
     /// The checkpoint that the coordinator has to go on from, or a later one.
     floor: u64,
     lost: Vec<Loss>,
+    random: Random,
 }
 
 impl Journey {
-    fn begin(program: (&'static str, &'static str, &'static str), mode: &str, transport: &str) -> Self {
+    fn begin(program: (&'static str, &'static str, &'static str), mode: &str, mut random: Random) -> Self {
+        let transport = random.one_of(&["unix", "tcp"]);
         let fixed = "run-ranks -n 4 --every 20ms --retries 200 --backup nas --resume --json";
         let mut words: Vec<String> = fixed.split(' ').map(str::to_owned).collect();
         words.extend(["--name", program.0, "--mode", mode, "--transport", transport, "/bin/sh"].map(str::to_owned));
@@ -69,8 +72,18 @@ impl Journey {
         let place = tempfile::tempdir().unwrap();
         // Where sockets of coordinators are, which a killed one leaves there.
         fs::create_dir(place.path().join("tmp")).unwrap();
-        let journey =
-            Self { place, program, words, stores: 1, backups: 1, backup_is_lost: false, store_is_lost: false, floor: 0, lost: Vec::new() };
+        let journey = Self {
+            place,
+            program,
+            words,
+            stores: 1,
+            backups: 1,
+            backup_is_lost: false,
+            store_is_lost: false,
+            floor: 0,
+            lost: Vec::new(),
+            random,
+        };
         journey.must(&["remote", "add", "nas", journey.backup().to_str().unwrap(), "--plain"]);
         journey
     }
@@ -125,12 +138,12 @@ impl Journey {
     /// Goes to its end, and loses something on the way: first this, then perhaps more.
     fn travel(&mut self, first: Loss) -> Output {
         let mut coordinator = self.start();
-        for more in 0..=below(4) {
-            thread::sleep(Duration::from_millis(50 + below(500)));
+        for more in 0..=self.random.below(4) {
+            thread::sleep(Duration::from_millis(50 + self.random.below(500)));
             if coordinator.try_wait().unwrap().is_some() {
                 break;
             }
-            let loss = if more == 0 { first } else { LOSSES[below(LOSSES.len() as u64) as usize] };
+            let loss = if more == 0 { first } else { self.random.one_of(&LOSSES) };
             coordinator = match self.lose(loss, coordinator) {
                 Ok(next) => next,
                 Err(output) => return output,
@@ -143,8 +156,8 @@ impl Journey {
     fn lose(&mut self, loss: Loss, mut coordinator: Child) -> Result<Child, Output> {
         self.lost.push(loss);
         match loss {
-            Loss::Rank => kill(&children(&coordinator).into_iter().skip(below(4) as usize).take(1).collect::<Vec<_>>()),
-            Loss::Ranks => kill(&children(&coordinator).into_iter().filter(|_| below(3) > 0).collect::<Vec<_>>()),
+            Loss::Rank => kill(&children(&coordinator).into_iter().skip(self.random.below(4) as usize).take(1).collect::<Vec<_>>()),
+            Loss::Ranks => kill(&children(&coordinator).into_iter().filter(|_| self.random.below(3) > 0).collect::<Vec<_>>()),
             Loss::Coordinator => {
                 coordinator.kill().unwrap();
                 coordinator.wait().unwrap();
@@ -166,12 +179,12 @@ impl Journey {
 
     /// The disk is lost: with its host, or under a coordinator that comes to its end without it or says why it does not.
     fn lose_store(&mut self, mut coordinator: Child) -> Result<Child, Output> {
-        let host = below(2) == 0;
+        let host = self.random.below(2) == 0;
         if host {
             coordinator.kill().unwrap();
         }
         while fs::remove_dir_all(self.store()).is_err() && self.store().exists() {}
-        if below(2) == 0 {
+        if self.random.below(2) == 0 {
             // Those that live have to go back to what is not there any more.
             kill(&children(&coordinator));
         }
@@ -236,14 +249,14 @@ fn kill(pids: &[i32]) {
 #[test]
 fn whatever_is_lost_the_answer_is_right() {
     let rounds = if is_long() { 500 } else { 10 };
-    let (mut lost, least) = (Vec::new(), rounds / 2);
+    let (mut random, mut lost, least) = (Random::anew(), Vec::new(), rounds / 2);
     for round in 0..TRIES * rounds {
         if round >= rounds && lost.len() >= least {
             break;
         }
         let consistent = round % 3 > 0;
         let mode = if consistent { "consistent" } else { "optimistic" };
-        let mut journey = Journey::begin(PROGRAMS[round % PROGRAMS.len()], mode, ["unix", "tcp"][below(2) as usize]);
+        let mut journey = Journey::begin(PROGRAMS[round % PROGRAMS.len()], mode, Random::new(random.number()));
         let output = journey.travel(LOSSES[round % LOSSES.len()]);
         journey.arrived(&output, consistent);
         if is_long() {

@@ -55,9 +55,18 @@ impl Planes {
         Some(place.plane(blocks) + u64::from(block) * PAGE_SIZE as u64)
     }
 
-    /// Blocks that were left out when this was saved.
-    pub fn freed(&self) -> PageSet {
-        self.freed.get().map(|freed| freed.blocks.clone()).unwrap_or_default()
+    /// Blocks that have no name in the table of this cut, since they were left out, if `before` had none in the table upon which it builds. One that was given away
+    /// again and not written yet still has none.
+    pub fn left_out_since(&self, before: &PageSet) -> PageSet {
+        let unwritten = before - &self.written();
+        match self.freed.get() {
+            Some(freed) => unwritten | &freed.blocks,
+            None => unwritten,
+        }
+    }
+
+    fn written(&self) -> PageSet {
+        &self.zero | &self.first | &self.second
     }
 
     /// Whether a block was left out when this was saved.
@@ -85,7 +94,7 @@ impl Planes {
 
     /// Adds the blocks of an older cut, except those written again since.
     pub fn add_older(&mut self, older: &Self) {
-        let newer = &self.zero | &self.first | &self.second;
+        let newer = self.written();
         self.zero |= &older.zero - &newer;
         self.first |= &older.first - &newer;
         self.second |= &older.second - &newer;
@@ -169,7 +178,7 @@ impl Cut {
         self.leave_out(freed, &mut changes, &mut counts)?;
         let mut chunk = vec![0; CHUNK_BLOCKS as usize * PAGE_SIZE];
         let Planes { zero, first, second, .. } = &*self.planes;
-        let all = (zero | first | second) - freed;
+        let all = self.planes.written() - freed;
         let mut blocks = all.iter().peekable();
         while let Some(start) = blocks.next() {
             if zero.contains(start) {
@@ -201,8 +210,7 @@ impl Cut {
 
     /// Freed blocks that were written get no entry; of the others, those go that have one from an earlier checkpoint.
     fn leave_out(&self, freed: &PageSet, changes: &mut Vec<(PageNumber, Option<PageName>)>, counts: &mut PageCounts) -> Result<()> {
-        let Planes { zero, first, second, .. } = &*self.planes;
-        let written = (zero | first | second) & freed;
+        let written = self.planes.written() & freed;
         counts.free += written.len();
         changes.extend(written.iter().map(|block| (block, None)));
         let newly = freed - &*self.left_out - written;

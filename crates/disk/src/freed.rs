@@ -94,6 +94,19 @@ impl Watch {
             };
             self.found.push((*start, now.map(|layout| known(&layout).unwrap_or_else(|| Watched::new(layout)))));
         }
+        self.leave_outer_alone();
+    }
+
+    /// One around another is not looked at, so those that are watched share no byte, and a write is looked at once.
+    fn leave_outer_alone(&mut self) {
+        let starts: Vec<u64> = self.found.iter().map(|(start, _)| *start).collect();
+        for (start, found) in &mut self.found {
+            let Ok(watched) = found else { continue };
+            let bytes = watched.layout.bytes();
+            if starts.iter().any(|other| *other != *start && bytes.contains(other)) {
+                *found = Err(Unclear("another file system begins within it".into()));
+            }
+        }
     }
 
     /// Where a write may have put commit records: whose, and at which byte. Looks at nothing but the range.
@@ -143,13 +156,8 @@ impl Watch {
     pub fn freed(&self, source: &dyn Source) -> Freed {
         let mut freed = Freed::default();
         for (start, found) in &self.found {
-            let alone = |watched: &Watched| {
-                let bytes = watched.layout.bytes();
-                self.found.iter().all(|(other, _)| other == start || !bytes.contains(other))
-            };
             let blocks = match found {
-                Ok(watched) if alone(watched) => watched.freed(source),
-                Ok(_) => Err(Unclear("another file system begins within it".into())),
+                Ok(watched) => watched.freed(source),
                 Err(unclear) => Err(unclear.clone()),
             };
             let (count, unclear) = match &blocks {

@@ -231,7 +231,8 @@ impl Disk {
         let range = self.writable_range(offset, len)?;
         let state = &mut *self.lock();
         let zeroed = self.zero_range(state, range.clone(), unmap);
-        self.observe(state, &range);
+        // Zeros are no commit record, and there may be gigabytes of them.
+        state.watch.wrote(&range);
         zeroed
     }
 
@@ -287,7 +288,7 @@ impl Disk {
         match outcome {
             Settled::Permanent(root) => {
                 state.base = root;
-                state.left_out = Arc::new(planes.freed());
+                state.left_out = Arc::new(planes.left_out_since(&state.left_out));
             }
             Settled::Aborted => state.written.add_older(&planes),
         }

@@ -356,6 +356,28 @@ fn a_disk_that_just_came_back_waits_for_two_commits() {
 }
 
 #[test]
+fn a_block_counts_as_left_out_until_it_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = made(dir.path(), 4096);
+    let mut guest = Guest::mount(&made, dir.path());
+    let block = guest.allocate(0).unwrap();
+    guest.write(block, 7);
+    guest.free(block);
+    (0..2).for_each(|_| guest.commit());
+    assert_eq!(guest.cut().free, 1);
+    let has_no_name = |guest: &Guest<'_>| guest.disk.left_out().contains(block as u32);
+    assert!(has_no_name(&guest));
+    // It is given away again. What lies there is what lay there, and the table still has no name for that.
+    assert_eq!(guest.allocate(0), Some(block));
+    guest.commit();
+    assert_eq!(guest.cut().free, 0);
+    assert!(has_no_name(&guest));
+    guest.write(block, 9);
+    guest.cut();
+    assert!(!has_no_name(&guest));
+}
+
+#[test]
 fn what_is_unclear_keeps_everything() {
     let dir = tempfile::tempdir().unwrap();
     let made = made(dir.path(), 4096);

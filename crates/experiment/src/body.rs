@@ -13,7 +13,7 @@ use crate::{
     together::{Start, host_time, run_together, stop_together},
 };
 use fermata_disk::Disk;
-use fermata_linux::clock::monotonic;
+use fermata_linux::clock::{monotonic, wall_ns};
 use fermata_net::{Change, Fabric, InterfaceId, TopologyError, World};
 use fermata_store::{Hold, Progress, Writer};
 use fermata_types::{ImageId, MachineId, PageSet, Perturbation, VirtualTime};
@@ -77,7 +77,9 @@ impl Body {
         let clock = Arc::<GuestClock>::default();
         let responders = staged.iter().filter_map(|staged| responder(staged, &clock).transpose()).collect::<Result<_>>()?;
         let staged: Vec<_> = staged.into_iter().zip(with_images).collect();
-        let started = side_by_side(&staged, |(staged, images)| MachineBody::start(host, staged, images, beginning));
+        // One time for all, however long each of them takes to start.
+        let wall_ns = wall_ns();
+        let started = side_by_side(&staged, |(staged, images)| MachineBody::start(host, staged, images, beginning, wall_ns));
         let (machines, loaded): (Vec<_>, _) = started.into_iter().collect::<Result<Vec<_>>>()?.into_iter().unzip();
         if let Some(network) = &network {
             network.tell_page_maps(&machines);
@@ -131,9 +133,14 @@ impl Body {
         self.network.as_ref().map_or(Ok(()), |network| network.change(&self.machines, interface, change))
     }
 
-    /// No link changes while this is held.
-    pub(crate) fn hold_links(&self) -> Option<MutexGuard<'_, ()>> {
-        self.network.as_ref().map(Network::hold_links)
+    /// The same for an event, which waits for no guest. They see it when links are held next.
+    pub(crate) fn change_link_unseen(&self, interface: InterfaceId, change: &Change) -> std::result::Result<(), TopologyError> {
+        self.network.as_ref().map_or(Ok(()), |network| network.change_unseen(interface, change))
+    }
+
+    /// No link changes while this is held, and guests have seen what has changed; but for events, which are held by themselves.
+    pub(crate) fn hold_links(&self) -> Option<MutexGuard<'_, Vec<bool>>> {
+        self.network.as_ref().map(|network| network.hold_links(&self.machines))
     }
 
     /// All machines, in the order of their names.

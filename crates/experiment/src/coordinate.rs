@@ -31,6 +31,9 @@ pub(crate) const THAW: &str = "thaw";
 /// Before the instant that was asked for, the parts catch up: at least so long, and so long for each of them.
 const CATCH_UP: Duration = Duration::from_millis(2);
 
+/// So long before it, events and links are held. What falls due meanwhile happens behind the pause.
+const HOLD: Duration = Duration::from_millis(1);
+
 /// Where the states of parts are written.
 pub(crate) trait Storage: Send + 'static {
     /// Bytes written for the checkpoint so far.
@@ -86,7 +89,7 @@ pub(crate) struct Manner {
 /// A moment in a checkpoint at which tests look on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
-    /// All is prepared, and the guests still run.
+    /// All is prepared, and the guests still run. An instant that was asked for is yet to come.
     Prepared,
     /// Everything stands still and was captured.
     Frozen,
@@ -164,8 +167,7 @@ pub(crate) fn take<S: Storage>(
                     catch_up(parts, of, manner.at, clock)
                 });
                 soon = Some(priority::soon());
-                let result = result.map(|()| wait_as_long(left(manner.at, clock)));
-                result.and(besides("the experiment", "prepare", || seen(Moment::Prepared)))
+                result.and_then(|()| await_instant(manner.at, clock, || seen(Moment::Prepared)))
             }
             Step::Freeze(of) => {
                 watch.get_or_insert_with(Stopwatch::start);
@@ -303,6 +305,14 @@ fn left(at: Option<VirtualTime>, clock: &GuestClock) -> Duration {
 /// Waits from now on.
 fn wait_as_long(time: Duration) {
     wait_until(&Stopwatch::start(), time);
+}
+
+/// Waits for the instant. Shortly before it, whoever has something to hold holds it: that may take a while, and is not to make the freeze late.
+fn await_instant(at: Option<VirtualTime>, clock: &GuestClock, hold: impl FnOnce()) -> Result<(), PartFailure> {
+    wait_as_long(left(at, clock).saturating_sub(HOLD));
+    let held = besides("the experiment", "prepare", hold);
+    wait_as_long(left(at, clock));
+    held
 }
 
 /// Has the parts do again, shortly before the instant, what has become due while they waited for it or for one another.

@@ -74,9 +74,9 @@ pub(crate) enum Beginning {
 }
 
 impl Beginning {
-    fn machine(self, config: MachineConfig, place: Place, host: &Host) -> fermata_vm::Result<(Machine, PageSet)> {
+    fn machine(self, config: MachineConfig, place: Place, host: &Host, wall_ns: u64) -> fermata_vm::Result<(Machine, PageSet)> {
         match self {
-            Self::Boot => Machine::boot(config, place, host.capture()),
+            Self::Boot => Machine::boot(config, place, host.capture(), wall_ns),
             Self::Spare => Ok((Machine::spare(config, place, host.capture())?, PageSet::new())),
         }
     }
@@ -94,12 +94,14 @@ pub(crate) struct Return<'a> {
 }
 
 impl MachineBody {
-    /// Starts a machine with its disks, above these golden images. Returns the pages that hold something before the guest's first instruction, too.
+    /// Starts a machine with its disks, above these golden images; one that boots takes this for the time of the host. Returns the pages that hold something before the
+    /// guest's first instruction, too.
     pub(crate) fn start(
         host: &Host,
         (plan, stage): &(&MachinePlan, Stage),
         images: &[Option<Arc<Golden>>],
         beginning: Beginning,
+        wall_ns: u64,
     ) -> Result<(Self, PageSet)> {
         let Stage { place, memory, dirty } = stage;
         let mut disks = Vec::new();
@@ -119,7 +121,7 @@ impl MachineBody {
             let server = Server::start(&place.disk_socket(index as u32), options)?;
             disks.push(ServedDisk { name: disk.name.clone(), disk: served, server });
         }
-        let (machine, loaded) = beginning.machine(plan.machine.clone(), place.clone(), host)?;
+        let (machine, loaded) = beginning.machine(plan.machine.clone(), place.clone(), host, wall_ns)?;
         let machine = Arc::new(machine);
         // QEMU has read them.
         place.boot.values().for_each(|path| _ = std::fs::remove_file(path));

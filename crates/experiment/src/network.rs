@@ -4,6 +4,7 @@ use crate::{
     Error, Result,
     machine_body::{MachineBody, Return, Stage},
     plan::{MachinePlan, part},
+    several::side_by_side,
 };
 use fermata_linux::clock::monotonic;
 use fermata_net::{Change, Clock, Fabric, InterfaceId, NetworkPart, NicOptions, Snapshot, Topology, TopologyError, WORLD, World};
@@ -21,8 +22,8 @@ const ETH: &str = "eth";
 pub(crate) struct Network {
     fabric: Arc<Fabric>,
     topology: Topology,
-    /// Held while a link and the carriers at its ends are not yet alike.
-    changing: Mutex<()>,
+    /// By interface: whether its guest was last told that it is plugged in. Held while links and carriers are being made alike.
+    told: Mutex<Vec<bool>>,
 }
 
 /// The interfaces of a machine, as QEMU is to make them.
@@ -49,7 +50,7 @@ impl Network {
         let nics = nics.ok_or_else(|| Error::Unsupported("the network: an interface of a machine that is not there".into()))?;
         let clock = Arc::new(Clock::standing(VirtualTime::default(), monotonic));
         let fabric = Arc::new(Fabric::start(snapshot, clock, nics)?);
-        Ok(Self { fabric, topology: topology.clone(), changing: Mutex::default() })
+        Ok(Self { told: Mutex::new(plugged(&fabric)), fabric, topology: topology.clone() })
     }
 
     /// The network itself.
@@ -62,25 +63,44 @@ impl Network {
     /// # Errors
     /// No such interface, or a value that cannot be. Then nothing was changed.
     pub fn change(&self, machines: &[MachineBody], interface: InterfaceId, change: &Change) -> Result<(), TopologyError> {
-        let _nobody_captures = self.hold_links();
-        let plugged = || self.fabric.look(|world| (0..).map_while(|id| world.is_up(InterfaceId(id))).collect::<Vec<_>>());
-        let before = plugged();
+        let mut told = self.told();
         self.fabric.change(interface, change)?;
-        let ends = self.topology.interfaces.iter().zip(before.into_iter().zip(plugged()));
-        for (end, (_, up)) in ends.filter(|(_, (before, up))| before != up) {
-            let Some(body) = machines.iter().find(|body| body.name() == end.machine) else { continue };
-            if let Err(error) = body.machine().set_carrier(number(&end.name), up) {
-                tracing::warn!("{end} is {}, and its guest may not see it: {error}", if up { "up" } else { "down" });
-            }
-        }
+        self.tell(&mut told, machines);
         Ok(())
     }
 
-    /// No link changes while this is held: so links and carriers are alike in a checkpoint.
-    pub fn hold_links(&self) -> MutexGuard<'_, ()> {
+    /// The same for whoever sees to it in another way that no checkpoint is taken meanwhile: waits for no guest. They see it when links are held next.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn change_unseen(&self, interface: InterfaceId, change: &Change) -> Result<(), TopologyError> {
+        self.fabric.change(interface, change)
+    }
+
+    /// No link changes while this is held, and what has changed before was told: so links and carriers are alike in a checkpoint.
+    pub fn hold_links(&self, machines: &[MachineBody]) -> MutexGuard<'_, Vec<bool>> {
+        let mut told = self.told();
+        self.tell(&mut told, machines);
+        told
+    }
+
+    /// Has the guests see what they were not told yet: all at once, since one that does not answer is waited for. Nobody tells it again.
+    fn tell(&self, told: &mut Vec<bool>, machines: &[MachineBody]) {
+        let before = std::mem::replace(told, plugged(&self.fabric));
+        let ends = self.topology.interfaces.iter().zip(before.into_iter().zip(&*told));
+        let changed: Vec<_> = ends.filter(|(_, (before, up))| before != *up).map(|(end, (_, up))| (end, *up)).collect();
+        side_by_side(&changed, |(end, up)| {
+            let Some(body) = machines.iter().find(|body| body.name() == end.machine) else { return };
+            if let Err(error) = body.machine().set_carrier(number(&end.name), *up) {
+                tracing::warn!("{end} is {}, and its guest may not see it: {error}", if *up { "up" } else { "down" });
+            }
+        });
+    }
+
+    fn told(&self) -> MutexGuard<'_, Vec<bool>> {
         // Whoever panicked changing a link left it and a carrier unlike, or a network that says itself that it failed. Neither is mended by a panic in
         // whoever comes next.
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the page maps of the machines told of the pages that frames are laid into.
@@ -109,8 +129,15 @@ impl Network {
             return Err(Error::BadRecord { id, what: "its network has other interfaces than its machines".into() });
         }
         self.fabric.restore(snapshot);
+        // The guests know, too.
+        *self.told() = plugged(&self.fabric);
         Ok(())
     }
+}
+
+/// By interface: whether it is plugged in.
+fn plugged(fabric: &Fabric) -> Vec<bool> {
+    fabric.look(|world| (0..).map_while(|id| world.is_up(InterfaceId(id))).collect())
 }
 
 /// The network in a checkpoint, with its links as they were at that instant and all that was on its way. None if nothing connects its machines.
@@ -138,9 +165,30 @@ fn seed(topology: &Topology) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fermata_net::{Interface, Link, Mac};
 
     #[test]
     fn a_name_has_its_number() {
         assert_eq!(["eth0", "eth14", "eth", "lan1", "eth99999999999"].map(number), [0, 14, u32::MAX, u32::MAX, u32::MAX]);
+    }
+
+    #[test]
+    fn an_event_waits_for_no_guest_and_a_checkpoint_for_what_they_are_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let interface =
+            |number: u8| Interface { machine: format!("m{number}"), name: "eth1".into(), mac: Mac([2, 0, 0, 0, 0, number]), mtu: 1500 };
+        let link = Link { ends: [0, 1].map(InterfaceId), shapes: Default::default() };
+        let topology = Topology { interfaces: (0..2).map(interface).collect(), links: vec![link], lans: Vec::new() };
+        let nic = |number: u8| NicOptions { socket: directory.path().join(number.to_string()), dirty: Arc::default(), watch: None };
+        let clock = Arc::new(Clock::standing(VirtualTime::default(), monotonic));
+        let fabric = Fabric::start(Snapshot::new(&topology, 1).unwrap(), clock, (0..2).map(nic).collect()).unwrap();
+        let network = Network { fabric: Arc::new(fabric), topology, told: Mutex::new(vec![true; 2]) };
+        let pulled = Change { up: Some(false), ..Change::default() };
+        network.change_unseen(InterfaceId(0), &pulled).unwrap();
+        assert_eq!(plugged(network.fabric()), [false; 2]);
+        assert_eq!(*network.told(), [true; 2], "nobody was told yet");
+        assert_eq!(*network.hold_links(&[]), [false; 2]);
+        network.change(&[], InterfaceId(1), &Change { up: Some(true), ..Change::default() }).unwrap();
+        assert_eq!(*network.told(), [true; 2]);
     }
 }

@@ -114,7 +114,10 @@ impl Plan {
 impl Address {
     fn new(spec: &Spec, interface: &Interface) -> Option<Self> {
         let address = spec.nodes.get(&interface.machine)?.interfaces.get(&interface.name)?.ipv4?;
-        let command = at_interface(&interface.mac.to_string(), &format!("ip address add {address} dev $n && ip link set $n up"));
+        let name = &interface.name;
+        // A small system's `ip` gives no second names, and a name that is taken stays where it is.
+        let named = format!("[ $n = {name} ] || ip link property add dev $n altname {name} 2>/dev/null");
+        let command = at_interface(&interface.mac.to_string(), &format!("{named}; ip address add {address} dev $n && ip link set $n up"));
         Some(Self { interface: interface.to_string(), machine: interface.machine.clone(), command })
     }
 
@@ -212,5 +215,28 @@ impl DiskPlan {
             bytes: disk.size.map(spec::ByteSize::bytes),
             read_only: disk.read_only,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{path::Path, process::Command};
+
+    #[test]
+    fn an_interface_gets_its_address_and_its_name() {
+        let text = "name: x\ndefaults: {image: i}\nnodes: {a: {interfaces: {eth1: {ipv4: 10.0.0.1/24}}}, b: }\nlinks:\n- {endpoints: [\"a:eth1\", \"b:eth3\"]}\n";
+        let plan = Plan::new(&Spec::from_yaml(text, Path::new("x.yaml"), Path::new("/")).unwrap());
+        let [address] = &plan.addresses[..] else { panic!("{:?}", plan.addresses) };
+        let interface = &plan.network.as_ref().unwrap().interfaces[0];
+        // A shell in the place of a guest's, whose interface has a name of its own, and whose `ip` only says what it is told.
+        let directory = tempfile::tempdir().unwrap();
+        let device = directory.path().join("enp0s17");
+        std::fs::create_dir(&device).unwrap();
+        std::fs::write(device.join("address"), format!("{}\n", interface.mac)).unwrap();
+        let command = address.command.replace("/sys/class/net", directory.path().to_str().unwrap());
+        let said = Command::new("/bin/sh").arg("-c").arg(format!("ip() {{ echo \"$*\"; }}\n{command}")).output().unwrap();
+        let expected = "link property add dev enp0s17 altname eth1\naddress add 10.0.0.1/24 dev enp0s17\nlink set enp0s17 up\n";
+        assert_eq!(String::from_utf8_lossy(&said.stdout), expected, "{command}");
     }
 }

@@ -229,7 +229,9 @@ impl Run {
     /// Lets happen what is due of the experiment's events. Returns how long until the next one, if there is one and the guests run.
     pub fn happen(&self) -> Option<Duration> {
         let body = self.body();
-        body.events().happen(&body.clock, &monotonic, &mut |event, waiting, late| {
+        let mut links_changed = false;
+        let next = body.events().happen(&body.clock, &monotonic, &mut |event, waiting, late| {
+            links_changed |= matches!(event.action, Action::Link { .. });
             tracing::info!("run {}: at {}, {late:?} of virtual time late: {:?}", self.name, event.at, event.action);
             let work = || {
                 match &event.action {
@@ -242,13 +244,25 @@ impl Run {
             if let Err(cause) = coordinate::contained(work) {
                 tracing::error!("run {}: the event at {} failed: {cause}", self.name, event.at);
             }
-        })
+        });
+        if links_changed {
+            self.show_links(body);
+        }
+        next
+    }
+
+    /// Has the guests see which links are plugged in. One that does not answer is waited for, but not by what happens next.
+    fn show_links(&self, body: Arc<Body>) {
+        let shown = thread::Builder::new().name("carriers".to_owned()).spawn(move || drop(body.hold_links()));
+        if let Err(error) = shown {
+            tracing::warn!("run {}: guests see the change of a link with the next checkpoint: no thread for it: {error}", self.name);
+        }
     }
 
     fn change_link(&self, body: &Body, interface: &Endpoint, change: &Change) {
         let find = |fabric: &Arc<Fabric>| fabric.look(|world| world.topology().find(&interface.machine, &interface.interface()));
         let Some(id) = body.fabric().and_then(find) else { return };
-        if let Err(error) = body.change_link(id, change) {
+        if let Err(error) = body.change_link_unseen(id, change) {
             tracing::warn!("run {}: the event at {interface} changed nothing: {error}", self.name);
         }
     }

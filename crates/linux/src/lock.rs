@@ -38,17 +38,22 @@ impl FileLock {
         Watch(File::open(path).ok())
     }
 
-    /// Whether somebody holds the lock. No if there is no such file.
+    /// Whether somebody holds the lock. No if there is no such file. Several may look at once, and none of them is taken for a holder.
     pub fn is_held(path: &Path) -> bool {
-        File::open(path).is_ok_and(|file| matches!(Self::lock(file), Ok(None)))
+        File::open(path).is_ok_and(|file| matches!(attempt(&file, FlockOperation::NonBlockingLockShared), Ok(None)))
     }
 
     fn lock(file: File) -> io::Result<Option<Self>> {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Self { _file: file })),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        Ok(attempt(&file, FlockOperation::NonBlockingLockExclusive)?.map(|()| Self { _file: file }))
+    }
+}
+
+/// None: somebody has a lock that does not go with this one.
+fn attempt(file: &File, how: FlockOperation) -> io::Result<Option<()>> {
+    match flock(file, how) {
+        Ok(()) => Ok(Some(())),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -60,12 +65,7 @@ impl Watch {
     /// Waits until nobody holds it, at most so long. Whether it is so.
     pub fn free_within(&self, time: Duration) -> bool {
         let Some(file) = &self.0 else { return true };
-        let look = || match flock(file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => Ok(Some(())),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error.into()),
-        };
-        within(time, look).is_ok_and(|free| free.is_some())
+        within(time, || attempt(file, FlockOperation::NonBlockingLockShared)).is_ok_and(|free| free.is_some())
     }
 }
 
@@ -77,5 +77,25 @@ fn within<T>(time: Duration, look: impl Fn() -> io::Result<Option<T>>) -> io::Re
             None if watch.elapsed() < time => std::thread::sleep(BETWEEN_LOOKS),
             found => return Ok(found),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_looks_is_not_taken_for_a_holder() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        assert!(!FileLock::is_held(&path), "there is no such file");
+        let held = FileLock::try_take(&path).unwrap().expect("nobody else has it");
+        assert!(FileLock::is_held(&path) && FileLock::try_take(&path).unwrap().is_none());
+        drop(held);
+        // It has what somebody has who is just looking.
+        let looks = FileLock::watch(&path);
+        assert!(looks.free_within(Duration::ZERO) && !FileLock::is_held(&path));
+        drop(looks);
+        assert!(FileLock::try_take(&path).unwrap().is_some());
     }
 }

@@ -90,6 +90,8 @@ struct State {
 /// Bytes of frames of one interface that wait to be put into the world: more than there is time for between two turns, and a machine may be waited for for seconds
 /// while others send.
 const WAITING_MAX: usize = 16 << 20;
+/// Such frames themselves. What machines sent while they were stopped is worked off in the pause, and a small frame takes as long as a large one.
+const WAITING_FRAMES_MAX: usize = 8192;
 
 /// What guests have sent that is not in the world yet; and, since this lock is that of the order of time, who notes frames as they come and go.
 #[derive(Default)]
@@ -111,6 +113,7 @@ impl Inbox {
 
 #[derive(Default)]
 struct Waiting {
+    frames: usize,
     bytes: usize,
     lost: Traffic,
 }
@@ -360,9 +363,10 @@ impl Shared {
         let (at, host) = self.clock.read();
         inbox.note(at, from, Way::Sent, &frame);
         let waiting = inbox.waiting.entry(from).or_default();
-        if waiting.bytes + frame.len() + FRAME_COST > WAITING_MAX {
+        if waiting.frames >= WAITING_FRAMES_MAX || waiting.bytes + frame.len() + FRAME_COST > WAITING_MAX {
             return waiting.lost.count(&frame);
         }
+        waiting.frames += 1;
         waiting.bytes += frame.len() + FRAME_COST;
         inbox.sent.push(Sent { at, host, from, frame });
     }

@@ -1,5 +1,6 @@
 //! Which interfaces an experiment has, what connects them, and how each connection treats frames. Plain data.
 
+use crate::direction::Memory;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -131,6 +132,14 @@ impl Shape {
     pub const RATE_MAX: u64 = 1_000_000_000_000;
     /// The longest queue in frames.
     pub const QUEUE_MAX: u32 = 100_000;
+    /// Bytes of frames that one direction holds, as long as the others hold little; each frame counts some more than its own.
+    pub const HELD_MAX: u64 = Memory::MAX as u64 / 2;
+
+    /// Bytes that are on their way at once, behind the transmitter, if that never rests. None: as many as are sent.
+    pub fn on_its_way(&self) -> Option<u64> {
+        let bits = u128::from(self.rate?) * u128::from(self.delay_ns.saturating_add(self.jitter_ns)) / 1_000_000_000;
+        Some(u64::try_from(bits / 8).unwrap_or(u64::MAX))
+    }
 }
 
 /// A queue discipline.

@@ -76,7 +76,13 @@ impl CriticalArea {
         }
         let path = store.live_dir().join(format!("area-{name}.lock"));
         let lock = FileLock::try_take(&path).map_err(Error::io(name, "locking it"))?;
-        lock.ok_or_else(|| Error::refused(name, "it is open already", "close it there first, or choose another name"))
+        lock.ok_or_else(|| {
+            Error::refused(
+                name,
+                "it is open already",
+                "close it there first, end the `fermata receive` that has it, or choose another name",
+            )
+        })
     }
 
     /// Its name.
@@ -180,7 +186,7 @@ impl CriticalArea {
     }
 
     /// Commits several areas at one instant: nobody writes to any of them until all are captured. One checkpoint each, durable when this returns, and every backup has it. They become so
-    /// one after the other: after a crash in between some areas open as they were at this commit, and others as at the one before.
+    /// one after the other: after a crash in between some areas open as they were at this commit, and others as at the one before. What refers to each other belongs into one area.
     ///
     /// [`Error::Backup`]: all are durable here, and a backup has not got one.
     pub fn commit_together(areas: &mut [&mut CriticalArea]) -> Result<Vec<CheckpointId>> {

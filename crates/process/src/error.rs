@@ -67,6 +67,14 @@ pub enum Error {
         /// Why.
         source: Arc<io::Error>,
     },
+    /// Nothing is heard of a program any more whose commits are received: its host may have lost its power, or the way from there is cut.
+    #[error(
+        "area {area}: nothing is heard of its program any more, and it is given up; the area opens here as at its last acknowledged commit"
+    )]
+    Silent {
+        /// The area.
+        area: String,
+    },
 }
 
 /// What everything here returns.

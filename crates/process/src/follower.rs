@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, OnceLock,
-        mpsc::{Receiver, Sender, channel},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
     thread::JoinHandle,
     time::Duration,
@@ -18,6 +18,8 @@ use std::{
 
 /// A backup that says nothing for so long is lost.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How often it is told that the program is there, where there is nothing to send: a host that loses its power closes no stream.
+const BEAT: Duration = Duration::from_secs(5);
 
 struct Job {
     capture: Arc<Capture>,
@@ -54,7 +56,7 @@ impl Follower {
         let (queue, jobs) = channel();
         let failure = Arc::new(OnceLock::new());
         let of_thread = failure.clone();
-        let work = move || send_all(replica, &jobs, &of_thread, lost);
+        let work = move || send_all(replica, &jobs, &of_thread, lost, BEAT);
         let thread = std::thread::Builder::new().name("fermata-backup".into()).spawn(work);
         let thread = thread.map_err(Error::io(area.name(), "starting a thread"))?;
         let (socket, under_way) = (socket.to_owned(), UnderWay::default());
@@ -106,12 +108,73 @@ fn lost(area: &str, socket: &Path) -> impl Fn(io::Error) -> Error + Send + 'stat
 }
 
 /// After the first commit that is not acknowledged nobody knows what the other side has, and none is sent any more.
-fn send_all(mut replica: Replica<UnixStream>, jobs: &Receiver<Job>, failure: &OnceLock<Error>, lost: impl Fn(io::Error) -> Error) {
-    for Job { capture, answer } in jobs {
-        let result = match failure.get() {
-            None => replica.send(&capture).map_err(&lost).inspect_err(|error| _ = failure.set(error.clone())),
-            Some(failure) => Err(failure.clone()),
-        };
-        answer.give(result);
+fn send_all(
+    mut replica: Replica<UnixStream>,
+    jobs: &Receiver<Job>,
+    failure: &OnceLock<Error>,
+    lost: impl Fn(io::Error) -> Error,
+    beat: Duration,
+) {
+    // A beat that does not get through is no commit that is missing there. The next one finds out, and what the other side has to say.
+    let mut is_heard = true;
+    loop {
+        match jobs.recv_timeout(beat) {
+            Ok(Job { capture, answer }) => {
+                let result = match failure.get() {
+                    None => replica.send(&capture).map_err(&lost).inspect_err(|error| _ = failure.set(error.clone())),
+                    Some(failure) => Err(failure.clone()),
+                };
+                answer.give(result);
+            }
+            Err(RecvTimeoutError::Timeout) => is_heard = is_heard && failure.get().is_none() && replica.beat().is_ok(),
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Backup, Options, Tracking};
+    use fermata_types::PAGE_SIZE;
+    use std::{io::Read, thread};
+
+    fn area(name: &str) -> Area {
+        Area::new(name, 4 * PAGE_SIZE, Options::default().tracking(Tracking::Compare)).unwrap()
+    }
+
+    #[test]
+    fn a_program_that_commits_nothing_is_heard_of() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let replica = Replica::greet(ours, &area("idle")).unwrap();
+        let (queue, jobs) = channel();
+        let work = move || send_all(replica, &jobs, &OnceLock::new(), lost("idle", Path::new("nowhere")), Duration::from_millis(1));
+        let thread = thread::spawn(work);
+        let mut said = [1; 8 + 3 * 8 + "idle".len() + 3 * 8];
+        theirs.read_exact(&mut said).unwrap();
+        assert!(said[said.len() - 3 * 8..] == [0; 3 * 8], "{said:?}");
+        drop(queue);
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn beats_may_come_before_and_between_commits() {
+        let mut area = area("beating");
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let receiver = thread::spawn(move || {
+            let mut backup = Backup::accept(theirs, 4 * PAGE_SIZE).unwrap();
+            while backup.receive().unwrap().is_some() {}
+            (backup.commits(), backup.as_slice()[0])
+        });
+        let mut replica = Replica::greet(ours, &area).unwrap();
+        replica.beat().unwrap();
+        for value in 1..3 {
+            area.as_mut_slice()[0] = value;
+            replica.send(&area.capture().unwrap()).unwrap();
+            replica.beat().unwrap();
+            replica.beat().unwrap();
+        }
+        drop(replica);
+        assert_eq!(receiver.join().unwrap(), (2, 2));
     }
 }

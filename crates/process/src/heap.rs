@@ -25,6 +25,8 @@ const AT_ROOT: usize = 24;
 const AT_LISTS: usize = 64;
 const CLASSES: usize = 56;
 const FIRST: usize = AT_LISTS + CLASSES * 8;
+/// Where blocks begin, from the beginning of the memory.
+const ALIGN: usize = 16;
 /// In front of each block: its class and whether it is taken, and 8 bytes that keep it aligned.
 const PREFIX: usize = 16;
 const TAKEN: u64 = 0xa110_ca7e_0000_0000;
@@ -44,6 +46,11 @@ pub enum HeapError {
     /// No room is left.
     #[error("the heap has no room for {0} bytes; make the area larger")]
     Full(usize),
+    /// Blocks do not lie where a value of the type would have to.
+    #[error(
+        "a value of this type has to lie at a multiple of {0} bytes, and blocks lie at multiples of 16 within the memory; use a type that needs less, and memory that begins at such a multiple"
+    )]
+    Misaligned(usize),
     /// No block begins there.
     #[error("no block that is taken begins at byte {0}")]
     NoBlock(u64),
@@ -170,6 +177,7 @@ impl<'a> Heap<'a> {
 
     /// Puts a value into a block of its own.
     pub fn place<T: Pod>(&mut self, value: T) -> Result<Placed<T>, HeapError> {
+        self.check_alignment::<T>()?;
         let placed = Placed::at(self.take(size_of::<T>())?);
         *self.value_mut(placed)? = value;
         Ok(placed)
@@ -199,8 +207,15 @@ impl<'a> Heap<'a> {
 
     fn fitting<T>(&self, offset: u64) -> Result<usize, HeapError> {
         let (block, class) = self.taken(offset)?;
-        let is_aligned = (self.0.as_ptr() as usize + block).is_multiple_of(align_of::<T>());
-        if size_of::<T>() > size_of_class(class) || !is_aligned { Err(HeapError::NoBlock(offset)) } else { Ok(block) }
+        self.check_alignment::<T>()?;
+        if size_of::<T>() > size_of_class(class) { Err(HeapError::NoBlock(offset)) } else { Ok(block) }
+    }
+
+    /// By the type and the memory alone: a value whose block happens to lie right would not do so after a restart elsewhere.
+    fn check_alignment<T>(&self) -> Result<(), HeapError> {
+        let align = align_of::<T>();
+        let fits = align <= ALIGN && (self.0.as_ptr() as usize).is_multiple_of(align);
+        if fits { Ok(()) } else { Err(HeapError::Misaligned(align)) }
     }
 
     fn taken(&self, offset: u64) -> Result<(usize, usize), HeapError> {
@@ -329,6 +344,16 @@ mod tests {
         }
         assert_eq!((at, heap.value(Placed::<[u64; 2]>::at(first)).unwrap()[0]), (0, 109));
         assert!(heap.value(Placed::<[u64; 64]>::at(first)).is_err(), "it is too small for that");
+    }
+
+    #[test]
+    fn a_value_that_cannot_lie_in_a_block_takes_none() {
+        let mut memory = vec![0_u64; 4096];
+        let memory: &mut [u8] = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut memory)[4..];
+        let mut heap = Heap::format(memory).unwrap();
+        assert_eq!(heap.place(1_u64), Err(HeapError::Misaligned(8)));
+        assert_eq!(heap.take(8), Ok((FIRST + PREFIX) as u64), "the first block is there still");
+        assert!(heap.place(1_u32).is_ok());
     }
 
     #[test]

@@ -5,13 +5,13 @@
 //!                <──7──────────┘ (or only here, if asked so) ────┘
 //! ```
 
-use crate::{Backup, CriticalArea, Pending, Result, line::Line};
+use crate::{Backup, CriticalArea, Error, Pending, Result, line::Line};
 use fermata_store::Store;
 use fermata_types::CheckpointId;
 use serde::Serialize;
 use std::{
     collections::VecDeque,
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     sync::Arc,
 };
 
@@ -42,7 +42,8 @@ pub struct Received {
 
 /// Receives the commits of one area until its program ends, and says what it has then; nothing if whoever came only looked whether somebody is here. `began` is told when the area is there as it was in the beginning.
 ///
-/// Nobody can open the area from this store meanwhile. It is refused if it is open, if it is too large, or if what has its name in the store is no area.
+/// Nobody can open the area from this store meanwhile. A stream whose reads end after a time is given up when the program has said nothing for so long ([`Error::Silent`]); a program that has nothing to commit says every five
+/// seconds that it is there. An area is refused if it is open, if it is too large, or if what has its name in the store is no area.
 pub fn receive<S: Read + Write>(stream: S, store: &Store, how: &Receiving, began: &mut dyn FnMut(&Received)) -> Result<Option<Received>> {
     let Some(mut backup) = Backup::greeted(stream, how.bytes_max)? else { return Ok(None) };
     let opened = CriticalArea::lock(store, backup.name()).and_then(|lock| Ok((lock, Line::open(store, backup.name())?.0)));
@@ -63,12 +64,20 @@ pub fn receive<S: Read + Write>(stream: S, store: &Store, how: &Receiving, began
                 began(&received(&backup, &line));
             }
             Ok(false) => break Ok(()),
-            Err(error) => break Err(error),
+            Err(error) => break Err(silent(error)),
         }
     };
     // What was acknowledged is not lost with the stream.
     let written = behind.iter().try_for_each(|pending| pending.wait().map(drop));
     outcome.and(written).map(|()| Some(received(&backup, &line)))
+}
+
+/// In the place of what a read says that has waited for too long.
+fn silent(error: Error) -> Error {
+    match error {
+        Error::Io { area, source, .. } if matches!(source.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Error::Silent { area },
+        other => other,
+    }
 }
 
 fn received<S: Read + Write>(backup: &Backup<S>, line: &Line) -> Received {

@@ -19,7 +19,9 @@ use std::{
     ops::Range,
 };
 
-const MAGIC: [u8; 8] = *b"fermrep2";
+const MAGIC: [u8; 8] = *b"fermrep3";
+/// In the place of a commit's number: whoever sends is there, and has nothing to send.
+const BEAT: u64 = 0;
 const NAME_MAX: u64 = 128;
 /// Of what a backup says when it refuses.
 const TEXT_MAX: u64 = 4096;
@@ -120,6 +122,11 @@ impl<S: Read + Write> Replica<S> {
             (Ok(acknowledged), Ok(())) => Err(nonsense(format!("commit {acknowledged} was acknowledged, not {}", self.commits))),
             (Err(error), Ok(())) | (_, Err(error)) => Err(error),
         }
+    }
+
+    /// Says that it is there, between two commits.
+    pub(crate) fn beat(&mut self) -> io::Result<()> {
+        self.stream.write_all(&BEAT.to_le_bytes()).and_then(|()| self.stream.flush())
     }
 
     /// Why the other side takes no commit.
@@ -227,9 +234,12 @@ impl<S: Read + Write> Backup<S> {
     }
 
     fn receive_one(&mut self) -> io::Result<Option<Capture>> {
-        let commit = match number(&mut self.stream) {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-            other => other?,
+        let commit = loop {
+            match number(&mut self.stream) {
+                Ok(BEAT) => {}
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+                other => break other?,
+            }
         };
         let [whole, parts, left_out] = [number(&mut self.stream)?, number(&mut self.stream)?, number(&mut self.stream)?];
         let pages = (self.content.len() / PAGE_SIZE) as u64;

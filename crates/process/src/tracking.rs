@@ -16,7 +16,8 @@ use std::{fmt, str::FromStr, sync::Arc};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Tracking {
-    /// The cheapest that this host can do, by what was measured here and by what the program does.
+    /// The cheapest that this host can do. Where only stores write ([`Options::only_stores`](crate::Options::only_stores)) that is measured while the program runs; else it is [`Assisted`](Self::Assisted), and [`Compare`](Self::Compare) where the
+    /// kernel takes no note.
     #[default]
     Auto,
     /// Assisted page tracking (PTxen): the kernel takes note of a first write by itself and is asked for them. Linux 6.7.
@@ -65,7 +66,7 @@ impl FromStr for Tracking {
 /// Begins to watch memory of this process. `only_stores`: no system call writes there but where [`Tracker::expect_writes`] said so.
 pub fn start(tracking: Tracking, memory: &AreaMemory, only_stores: bool) -> Result<Box<dyn Tracker>> {
     Ok(match tracking {
-        Tracking::Auto if Choice::Scan.settle().is_err() => Box::new(CompareTracker::new(memory.file().clone())?),
+        Tracking::Auto if Choice::Scan.settle().is_err() => without_scan(memory, only_stores)?,
         #[cfg(target_arch = "x86_64")]
         Tracking::Auto if only_stores => Box::new(AutoTracker::new(memory)?),
         Tracking::Auto | Tracking::Assisted => Box::new(assisted(memory)?),
@@ -87,6 +88,15 @@ pub fn start(tracking: Tracking, memory: &AreaMemory, only_stores: bool) -> Resu
     })
 }
 
+/// The cheapest way where the kernel takes no note of writes: signals, unless system calls may write there, too.
+fn without_scan(memory: &AreaMemory, only_stores: bool) -> Result<Box<dyn Tracker>> {
+    #[cfg(target_arch = "x86_64")]
+    if only_stores {
+        return start(Tracking::Protect, memory, only_stores);
+    }
+    start(Tracking::Compare, memory, only_stores)
+}
+
 pub(crate) fn assisted(memory: &AreaMemory) -> Result<ScanTracker> {
     let failed = |what| move |source| Error::Io { mechanism: "scan", what, source };
     Choice::Scan.settle()?;
@@ -94,4 +104,16 @@ pub(crate) fn assisted(memory: &AreaMemory) -> Result<ScanTracker> {
     let userfault = Userfault::new(descriptor, Writes::Async).map_err(failed("agreeing on asynchronous write-protection"))?;
     userfault.register(memory.range(), false).map_err(failed("registering the memory"))?;
     ScanTracker::new(std::process::id(), memory.range(), Arc::new(userfault))
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_of_stores_is_not_compared_where_the_kernel_takes_no_note() {
+        let memory = AreaMemory::new("no scan", 1 << 16).unwrap();
+        let mechanism = |only_stores| without_scan(&memory, only_stores).unwrap().mechanism();
+        assert_eq!([mechanism(true), mechanism(false)], ["protect", "compare"]);
+    }
 }

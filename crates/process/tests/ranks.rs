@@ -1,11 +1,12 @@
-//! The eight programs, run by real processes that are killed at random: the answer is right all the same. Each program checks its own.
+//! The eight programs, run by real processes that are killed at random: the answer is right all the same. Each program checks its own. A test that fails says its seed, and `FERMATA_SEED` repeats it, as far as the kernel's scheduling
+//! lets it.
 //!
 //! This test binary is also the program of every rank, and a coordinator that can be killed: it starts itself again as such.
 
-use fermata_linux::random;
 use fermata_process::ranks::{Error, Event, Mode, Options, Outcome, Transport, host};
 use fermata_store::{Store, VerifyOptions};
 use programs::{PROGRAM, PROGRAMS, TRIES, options};
+use random::Random;
 use rustix::process::{Pid, Signal, kill_process};
 use std::{
     env,
@@ -20,6 +21,10 @@ use std::{
 };
 
 mod programs;
+// Not all draw in all ways.
+#[allow(dead_code)]
+#[path = "../../testkit/src/random.rs"]
+mod random;
 
 const STORE: &str = "RANKS_TEST_STORE";
 const MODE: &str = "RANKS_TEST_MODE";
@@ -48,10 +53,6 @@ fn run(store: &Path, options: &Options) -> Result<Outcome, Error> {
     host::run(&Store::open(store).unwrap(), options, &mut |_| {})
 }
 
-fn below(end: u64) -> u64 {
-    u64::from_ne_bytes(random::bytes().unwrap()) % end
-}
-
 /// Kills some ranks at random times, so many times in all.
 struct Killer {
     pids: Mutex<Vec<u32>>,
@@ -59,19 +60,19 @@ struct Killer {
 }
 
 impl Killer {
-    fn start(times: u64) -> Arc<Self> {
+    fn start(times: u64, mut random: Random) -> Arc<Self> {
         let killer = Arc::new(Self { pids: Mutex::default(), over: AtomicBool::new(false) });
         let own = killer.clone();
         thread::spawn(move || {
             for _ in 0..times {
-                thread::sleep(Duration::from_millis(20 + below(400)));
+                thread::sleep(Duration::from_millis(20 + random.below(400)));
                 // Held until they are dead: nobody waits for them and gives their numbers away.
                 let pids = own.pids.lock().unwrap();
                 if own.over.load(Ordering::SeqCst) {
                     return;
                 }
-                let all = below(8) == 0;
-                for pid in pids.iter().filter(|_| all || below(4) == 0) {
+                let all = random.below(8) == 0;
+                for pid in pids.iter().filter(|_| all || random.below(4) == 0) {
                     let _ = kill_process(Pid::from_raw(*pid as i32).unwrap(), Signal::KILL);
                 }
             }
@@ -115,14 +116,14 @@ fn every_program_is_right_and_checkpointed() {
 #[test]
 fn whoever_is_killed_the_answer_is_right() {
     let rounds = if is_long() { 500 } else { 16 };
-    let (mut back, mut permanent) = (0, 0);
+    let (mut random, mut back, mut permanent) = (Random::anew(), 0, 0);
     for round in 0..TRIES * rounds {
         if round >= rounds && back >= rounds / 4 && permanent >= rounds / 2 {
             break;
         }
         let program = PROGRAMS[round % PROGRAMS.len()];
         let store = tempfile::tempdir().unwrap();
-        let killer = Killer::start(1 + below(6));
+        let killer = Killer::start(1 + random.below(6), Random::new(random.number()));
         let options = options(&format!("{} {}", program.0, program.1));
         let outcome = host::run(&Store::open(store.path()).unwrap(), &options, &mut |event| killer.see(&event)).unwrap();
         {
@@ -139,12 +140,12 @@ fn whoever_is_killed_the_answer_is_right() {
 
 #[test]
 fn the_coordinator_is_killed_and_another_goes_on() {
-    let rounds = if is_long() { 100 } else { 4 };
+    let (mut random, rounds) = (Random::anew(), if is_long() { 100 } else { 4 });
     for round in 0..rounds {
         let program = PROGRAMS[(round * 3) % PROGRAMS.len()];
         let mode = [Mode::Consistent, Mode::Optimistic][round % 2];
         let store = tempfile::tempdir().unwrap();
-        let mut times = 1 + below(4);
+        let mut times = 1 + random.below(4);
         loop {
             let mut command = Command::new(env::current_exe().unwrap());
             command.args(["--exact", "a_coordinator", "--quiet"]).stdout(Stdio::null());
@@ -152,7 +153,7 @@ fn the_coordinator_is_killed_and_another_goes_on() {
             let mut child = command.spawn().unwrap();
             if times > 0 {
                 times -= 1;
-                thread::sleep(Duration::from_millis(100 + below(600)));
+                thread::sleep(Duration::from_millis(100 + random.below(600)));
                 child.kill().unwrap();
                 child.wait().unwrap();
             } else {
@@ -239,11 +240,11 @@ fn ranks_by_themselves_go_back_to_what_fits_together() {
 
 #[test]
 fn whoever_is_killed_of_ranks_by_themselves_the_answer_is_right() {
-    let rounds = if is_long() { 200 } else { 8 };
+    let (mut random, rounds) = (Random::anew(), if is_long() { 200 } else { 8 });
     for round in 0..rounds {
         let program = PROGRAMS[round % PROGRAMS.len()];
         let store = tempfile::tempdir().unwrap();
-        let killer = Killer::start(1 + below(4));
+        let killer = Killer::start(1 + random.below(4), Random::new(random.number()));
         let mut options = options(&format!("{} {}", program.0, program.1));
         options.mode = Mode::Optimistic;
         let outcome = host::run(&Store::open(store.path()).unwrap(), &options, &mut |event| killer.see(&event)).unwrap();
@@ -374,6 +375,25 @@ fn a_rank_that_does_not_come_is_named_when_its_checkpoint_is_given_up() {
     let outcome = outcome.unwrap();
     answer_of(program, &outcome);
     assert_eq!(outcome.aborted_reasons.first().unwrap(), "checkpoint 1: rank 2 was not captured and saved within 1 s");
+}
+
+#[test]
+fn a_second_coordinator_of_a_run_is_refused() {
+    let (directory, program) = (tempfile::tempdir().unwrap(), PROGRAMS[2]);
+    let store = Store::open(directory.path()).unwrap();
+    let options = options(&format!("{} {}", program.0, program.1));
+    let mut second = None;
+    let outcome = host::run(&store, &options, &mut |event| {
+        if matches!(event, Event::Started { .. }) {
+            second = Some(host::run(&store, &options, &mut |_| {}).unwrap_err());
+        }
+    });
+    answer_of(program, &outcome.unwrap());
+    assert!(matches!(&second, Some(Error::Refused(why)) if why.contains("under way") && why.contains("--name")), "{second:?}");
+    let mut unnamed = options.clone();
+    unnamed.name = "../grid".to_owned();
+    let refused = host::run(&store, &unnamed, &mut |_| {}).unwrap_err().to_string();
+    assert!(refused.contains("cannot be the name"), "{refused}");
 }
 
 #[test]

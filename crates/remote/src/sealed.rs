@@ -126,7 +126,7 @@ impl<P: Remote> Sealed<P> {
 
     /// The plain bytes of neighbouring chunks, of which this is the first.
     fn unseal_chunks(&self, name: &str, footer: &[u8; FOOTER], first: u64, sealed: &[u8]) -> io::Result<Vec<u8>> {
-        let wrong = || io::Error::other("it is damaged, or was sealed for another place or with another key");
+        let wrong = || damaged("it is damaged, or was sealed for another place or with another key");
         let (nonce, length) = footer.split_first_chunk::<NONCE>().expect("a footer has its length");
         let length = u64::from_le_bytes(length.try_into().expect("eight bytes"));
         let (about, chunks) = (about(name, length), chunks(length));
@@ -141,7 +141,7 @@ impl<P: Remote> Sealed<P> {
 
     /// The plain bytes of the chunks that are whole in the end of an object. `whole`: it is all of it.
     fn unseal(&self, name: &str, end: &[u8], whole: bool) -> io::Result<Vec<u8>> {
-        let wrong = || io::Error::other("it is damaged, or was sealed for another place or with another key");
+        let wrong = || damaged("it is damaged, or was sealed for another place or with another key");
         let (body, footer) = end.split_last_chunk::<FOOTER>().ok_or_else(wrong)?;
         let (nonce, length) = footer.split_first_chunk::<NONCE>().expect("a footer has its length");
         let length = u64::from_le_bytes(length.try_into().expect("eight bytes"));
@@ -184,7 +184,7 @@ impl<P: Remote> Remote for Sealed<P> {
         let outer = self.outer(name)?;
         // The nonce and the length are at its end, and vouch for each chunk.
         let Some(footer) = self.place.tail(&outer, FOOTER as u64)? else { return Ok(None) };
-        let footer: &[u8; FOOTER] = footer.as_slice().try_into().map_err(|_| io::Error::other("it is too short"))?;
+        let footer: &[u8; FOOTER] = footer.as_slice().try_into().map_err(|_| damaged("it is too short"))?;
         let whole = u64::from_le_bytes(*footer.last_chunk().expect("a footer has its length"));
         let end = from.saturating_add(length).min(whole);
         if from >= end {
@@ -197,7 +197,7 @@ impl<P: Remote> Remote for Sealed<P> {
         let Some(sealed) = self.place.range(&outer, span.start, span.end - span.start)? else { return Ok(None) };
         let plain = self.unseal_chunks(name, footer, first, &sealed)?;
         let within = (from - first * CHUNK as u64) as usize;
-        let piece = plain.get(within..within + (end - from) as usize).ok_or_else(|| io::Error::other("it is shorter than it says"))?;
+        let piece = plain.get(within..within + (end - from) as usize).ok_or_else(|| damaged("it is shorter than it says"))?;
         Ok(Some(piece.to_vec()))
     }
 
@@ -230,6 +230,11 @@ impl<P: Remote> Remote for Sealed<P> {
         let ours = |(name, bytes): (String, u64)| Some((self.inner(&name).filter(|name| name.starts_with(prefix))?, plain_length(bytes)?));
         Ok(listed.into_iter().filter_map(ours).collect())
     }
+}
+
+/// What whoever reads can tell from a place that cannot be reached.
+fn damaged(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
 /// What each chunk vouches for besides itself: of which object it is, so that none can be put in another's place, and how long that is.
@@ -364,7 +369,7 @@ mod tests {
             let mut bad = good.clone();
             bad[at] ^= 4;
             open.put(name, bad).unwrap();
-            assert!(place.get(&inner, u64::MAX >> 1).is_err(), "byte {at}");
+            assert_eq!(place.get(&inner, u64::MAX >> 1).unwrap_err().kind(), io::ErrorKind::InvalidData, "byte {at}");
         }
         // Cut off, and in another's place.
         for bad in [good[..good.len() - 1].to_vec(), good[1..].to_vec(), good[CHUNK + TAG..].to_vec(), Vec::new(), stored[1].1.clone()] {

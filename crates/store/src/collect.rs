@@ -9,6 +9,10 @@
 //! 5. **Remove** dead packs: first their entries, then the file. **Rewrite** packs that are mostly dead: the new pack is made durable, the index
 //!    finds its objects there, the old pack is removed (`rewrite`). Readers that looked before look again.
 //!
+//! What was committed and removed again meanwhile counts as alive: its pack may be newer than the marks, and stays with all that it stands on.
+//!
+//! Packs that cannot be read stay as they are, and all in them becomes doomed too: nothing new is to rely on it.
+//!
 //! Each step leaves a whole store, so being killed anywhere only leaves work to the next collection: entries that are hidden, and files of packs
 //! that nothing names. Who collects or verifies takes turns by a lock that nobody else takes.
 
@@ -114,7 +118,8 @@ impl Store {
     /// Removes from the packs what no checkpoint needs any more. Checkpoints may be taken, read and removed meanwhile, by any process.
     ///
     /// What is held ([`Store::hold`]) stays. Interrupted at any point it leaves a whole store, and the next collection goes on. Fails with
-    /// `Corrupt` if the tables of a checkpoint cannot be read: remove that checkpoint first. Must not be called with a [`crate::Writer`] in
+    /// `Corrupt` if the tables of a checkpoint cannot be read: remove that checkpoint first. Fails, too, when a pack that may be whole cannot be read just now, or when it
+    /// cannot be seen who is present or what is held. Must not be called with a [`crate::Writer`] in
     /// the same thread, for it waits for writers.
     pub fn collect(&self, options: &CollectOptions, progress: &mut dyn FnMut(CollectStage, Progress)) -> Result<Collected> {
         let _turn = Turn::alone(self, options.wait)?;
@@ -186,10 +191,10 @@ struct Collection<'a> {
     marker: Marker<'a>,
     /// Packs of which something was hidden, and what becomes of them.
     fates: BTreeMap<u32, Fate>,
-    /// Checkpoints held when we last looked.
-    held: HashSet<CheckpointId>,
-    /// Removed checkpoints when we last looked.
-    trash: Vec<CheckpointId>,
+    /// Checkpoints that were held when we last looked, of which there was no record, and nobody who might be bringing it.
+    unknown: HashSet<CheckpointId>,
+    /// Removed checkpoints when we last looked; none: we have not.
+    trash: Option<Vec<CheckpointId>>,
     /// Checkpoints that were removed before all this began: their records are in the packs that we know, or in none.
     removed_before: Vec<CheckpointId>,
     /// What they had stored.
@@ -206,13 +211,13 @@ impl<'a> Collection<'a> {
         };
         let packs = index.all_packs(&*index.read()?)?;
         let told = Collected { packs: packs.len() as u64, ..Collected::default() };
-        let marker = Marker::new(store, packs);
-        let (fates, held) = (BTreeMap::new(), HashSet::new());
-        Ok(Self { store, options, progress, marker, fates, held, trash: Vec::new(), removed_before, removed_bytes, told })
+        let marker = Marker::new(store, packs)?;
+        let (fates, unknown) = (BTreeMap::new(), HashSet::new());
+        Ok(Self { store, options, progress, marker, fates, unknown, trash: None, removed_before, removed_bytes, told })
     }
 
     fn run(mut self) -> Result<Collected> {
-        self.told.damaged = self.marker.damaged.iter().map(ToString::to_string).collect();
+        self.told.damaged = self.marker.damaged.values().map(ToString::to_string).collect();
         self.told.bytes_before = self.marker.packs.values().map(|pack| pack.length).sum();
         self.told.bytes_after = self.told.bytes_before;
         self.mark()?;
@@ -256,17 +261,37 @@ impl<'a> Collection<'a> {
             (index.checkpoint_ids(&read, &index.records, &"a record")?, index.checkpoint_ids(&read, &index.trash, &"a removed checkpoint")?)
         };
         // Holds are looked at after the records: what was removed in between, and held before it was, is seen in either.
-        self.held = Present::look(self.store)?.held.into_iter().collect();
+        let present = Present::look(self.store)?;
         self.told.checkpoints = ids.len() as u64;
-        self.trash = trash;
+        if let Some(before) = self.trash.replace(trash.clone()) {
+            let before: HashSet<_> = before.into_iter().collect();
+            ids.extend(trash.into_iter().filter(|id| !before.contains(id)));
+        }
         ids.retain(|id| !self.marker.has(id));
         let total = ids.len() as u64;
         for (done, id) in ids.iter().enumerate() {
             (self.progress)(CollectStage::Mark, Progress { done: done as u64, total });
             self.marker.mark(id)?;
         }
-        self.held.iter().try_for_each(|id| self.marker.mark(id))?;
+        self.mark_held(&present)?;
         (self.progress)(CollectStage::Mark, Progress { done: total, total });
+        Ok(())
+    }
+
+    /// Marks what is held. One that is neither there nor in the trash is being committed or fetched, and whoever does that is present as a writer; or somebody asks for it in
+    /// vain, and holds it for a moment only.
+    fn mark_held(&mut self, present: &Present) -> Result<()> {
+        let mut unknown = HashSet::new();
+        for id in &present.held {
+            if !self.marker.mark(id)? && present.writers.is_empty() {
+                unknown.insert(*id);
+            }
+        }
+        if let Some(id) = unknown.intersection(&self.unknown).next() {
+            let what = format!("checkpoint {id} is held, but there is no record of it that tells what it needs");
+            return Err(Error::refused(what, "end what runs from it, then collect again"));
+        }
+        self.unknown = unknown;
         Ok(())
     }
 
@@ -332,6 +357,7 @@ impl<'a> Collection<'a> {
             true => Ok(()),
             false => index.put(write, index.of_kind(object.kind), &object.name, object.location.encode_doomed(true).as_ref()),
         })?;
+        self.doom_damaged()?;
         index.write(|write| index.count_collection(write))
     }
 
@@ -447,18 +473,20 @@ impl<'a> Collection<'a> {
         for directory in entries(&inner.shelf().directory)?.into_iter().filter(|path| path.is_dir()) {
             inner.medium.sync_directory(&directory).map_err(Error::io("sync", &directory))?;
         }
-        let (index, held) = (&inner.index, &self.held);
-        // Whoever comes to descend from a removed checkpoint after this look stands on it, and holds it.
-        let ancestors = removed::ancestors(index, &*index.read()?)?;
-        let is_remembered = |id: &CheckpointId| ancestors.contains(id) || held.contains(id) || self.marker.has(id);
+        let index = &inner.index;
         index.write(|write| {
-            for id in self.trash.iter().filter(|id| !held.contains(*id)) {
+            // One that was fetched again since all was marked may have been held and removed once more. So this look comes when nothing can be removed any more.
+            let held: HashSet<_> = Present::look(self.store)?.held.into_iter().collect();
+            for id in self.trash.iter().flatten().filter(|id| !held.contains(*id)) {
                 index.delete(write, &index.trash, id.as_bytes())?;
             }
-            if !self.marker.damaged.is_empty() {
-                // Nobody knows whose records lie there.
+            if self.removed_before.is_empty() || !self.marker.damaged.is_empty() {
+                // Nobody knows whose records lie in packs that cannot be read.
                 return Ok(());
             }
+            // Whoever stood on one that is held no more, and went on from it, is there by now.
+            let ancestors = removed::ancestors(index, write)?;
+            let is_remembered = |id: &CheckpointId| ancestors.contains(id) || held.contains(id) || self.marker.has(id);
             for id in self.removed_before.iter().filter(|id| !is_remembered(id)) {
                 let mut is_in_a_pack = false;
                 for pack in self.marker.packs_of_record(id) {

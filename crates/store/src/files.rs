@@ -215,10 +215,10 @@ pub(crate) fn locked(path: &Path, try_lock: impl Fn() -> std::result::Result<(),
     Ok(false)
 }
 
-/// Removes the files in `tmp/` whose writers are dead: nobody holds their lock.
-pub(crate) fn sweep(medium: &dyn Medium, directory: &Path) -> Result<()> {
-    let entries = std::fs::read_dir(directory).map_err(Error::io("list", directory))?;
-    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+/// Removes the files in a directory whose names begin so and whose writers are dead: nobody holds their lock.
+pub(crate) fn sweep(medium: &dyn Medium, directory: &Path, prefix: &str) -> Result<()> {
+    let entries = std::fs::read_dir(directory).map_err(Error::io("list", directory))?.filter_map(io::Result::ok);
+    for path in entries.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes())).map(|entry| entry.path()) {
         let Ok(file) = OpenOptions::new().write(true).open(&path) else { continue };
         if file.try_lock().is_ok() {
             tracing::info!(path = %path.display(), "removing what a dead writer left");

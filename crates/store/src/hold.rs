@@ -4,10 +4,12 @@ use crate::{
     Error, Result, Store,
     cipher::{hidden, shown},
     error::Named,
+    rebuild::entries,
 };
 use fermata_types::CheckpointId;
 use std::{
     fs::{File, OpenOptions, TryLockError},
+    io,
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
@@ -107,13 +109,14 @@ pub(crate) struct Present {
 }
 
 impl Present {
-    /// Looks who is there, and sweeps the files of the dead.
+    /// Looks who is there, and sweeps the files of the dead. Whoever cannot be seen is not taken for absent: then this fails.
     pub fn look(store: &Store) -> Result<Self> {
-        let directory = directory(store);
         let mut present = Self::default();
-        let entries = std::fs::read_dir(&directory).map_err(Error::io("list", &directory))?;
-        for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-            let Ok(file) = OpenOptions::new().write(true).open(&path) else { continue };
+        for path in entries(&directory(store))? {
+            let file = match OpenOptions::new().write(true).open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                opened => opened.map_err(Error::io("open", &path))?,
+            };
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             match file.try_lock() {
                 Ok(()) => _ = std::fs::remove_file(&path),

@@ -6,7 +6,7 @@
 use crate::{
     Error, Result,
     cipher::{Cipher, Sealing},
-    files::Medium,
+    files::{self, Medium},
     seal,
     secret::{KEY_FILE, PASSPHRASE, Secret},
 };
@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     fs::File,
     io::{self, Read as _},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
 };
@@ -28,6 +29,8 @@ const ENCRYPTED: &str = "fermata store 1 encrypted\n";
 const FORMAT_START: &str = "fermata store ";
 const VERSION: &str = "fermata sealed store 1";
 const KEYS_MAX: u64 = 8192;
+/// Begin the names of what becomes a store's first files.
+const TEMPORARY: [&str; 2] = ["format-", "keys-"];
 /// Stands for the path of a key file that nobody wrote down.
 const NO_PATH: &str = "-";
 
@@ -258,8 +261,10 @@ pub(crate) fn change(store: &Path, medium: &dyn Medium, encryption: &Encryption,
     let keys = Keys::read(store)?;
     let key = keys.open(store, &keys.find_secret(store)?)?;
     let keys = Keys::new(&key, encryption, secret, *salt).map_err(Error::io("make the key of", store))?;
-    let path = path(store);
-    let temp = written(store, "keys-", &keys.encode(), medium).map_err(Error::io("write", &path))?;
+    let (path, tmp) = (path(store), store.join("tmp"));
+    // What a crash leaves of it is swept there: nobody is to open the store by a secret that was never told to be its own.
+    files::make_directory(medium, &tmp)?;
+    let (_lock, temp) = written(&tmp, "keys-", &keys.encode(), medium).map_err(Error::io("write", &path))?;
     medium.rename(&temp, &path).and_then(|()| medium.sync_directory(store)).map_err(Error::io("write", &path))
 }
 
@@ -278,35 +283,91 @@ fn create(store: &Path, path: &Path, medium: &dyn Medium, birth: Option<&Birth<'
             "choose another directory for the store with FERMATA_STORE, or empty this one",
         ));
     }
+    for prefix in TEMPORARY {
+        files::sweep(medium, store, prefix)?;
+    }
     let Some(birth) = birth else {
         if variable(KEY_FILE_VARIABLE).is_some() || variable(PASSPHRASE_VARIABLE).is_some() {
             let what = format!("there is no store in {}, and a new one would not be encrypted though a key is set", store.display());
             return Err(Error::refused(what, "make one with `fermata init`, or unset FERMATA_STORE_KEY_FILE and FERMATA_STORE_PASSPHRASE"));
         }
-        return place(store, path, PLAIN, medium);
+        return place(store, path, PLAIN, medium).map(drop);
     };
     let (key, salt) = birth.random.split_first_chunk().expect("48 bytes have 32");
     let salt = *salt.first_chunk().expect("48 bytes have 16 behind 32");
     let keys = Keys::new(key, birth.encryption, birth.secret, salt).map_err(Error::io("make the key of", store))?;
     // The key comes first: a store that says that it is encrypted has one. Where somebody else was faster, his is used.
-    place(store, &self::path(store), &keys.encode(), medium)?;
-    place(store, path, ENCRYPTED, medium)
+    let key_path = self::path(store);
+    if !place(store, &key_path, &keys.encode(), medium)?
+        && Keys::read(store)?.unwrap(birth.secret).map_err(Error::io("make the key of", store))?.is_none()
+    {
+        return Err(Error::refused(
+            format!("{} is there already, and another secret opens it: an `init` that was cut off has left it", key_path.display()),
+            "do it with that secret; or remove the file, as long as there is no file `format` beside it: nothing is encrypted with it then",
+        ));
+    }
+    place(store, path, ENCRYPTED, medium).map(drop)
 }
 
-/// Writes a file, durably, unless it is there.
-fn place(store: &Path, path: &Path, text: &str, medium: &dyn Medium) -> Result<()> {
+/// Writes a file, durably, unless it is there. True if it was not.
+fn place(store: &Path, path: &Path, text: &str, medium: &dyn Medium) -> Result<bool> {
     let failed = |error| Error::io("create", path)(error);
     let prefix = format!("{}-", path.file_name().and_then(|name| name.to_str()).unwrap_or_default());
-    let temp = written(store, &prefix, text, medium).map_err(failed)?;
-    match medium.rename_new(temp, path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        placed => placed.and_then(|()| medium.sync_directory(store)).map_err(failed),
+    let (lock, temp) = written(store, &prefix, text, medium).map_err(failed)?;
+    let placed = medium.rename_new(temp, path);
+    // Not held for longer: who opens a store locks its format.
+    drop(lock);
+    match placed {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        placed => placed.and_then(|()| medium.sync_directory(store)).map(|()| true).map_err(failed),
     }
 }
 
-fn written(store: &Path, prefix: &str, text: &str, medium: &dyn Medium) -> io::Result<tempfile::TempPath> {
-    let (file, temp) = tempfile::Builder::new().prefix(prefix).make_in(store, |path| medium.create(path))?.into_parts();
-    medium.write_at(&file, text.as_bytes(), 0)?;
-    medium.sync(&file)?;
-    Ok(temp)
+/// Writes a file that has yet to get its name. It is locked, so that nobody takes it for what a crash has left.
+fn written(directory: &Path, prefix: &str, text: &str, medium: &dyn Medium) -> io::Result<(File, tempfile::TempPath)> {
+    loop {
+        let (file, temp) = tempfile::Builder::new().prefix(prefix).make_in(directory, |path| medium.create(path))?.into_parts();
+        file.lock()?;
+        // Else somebody has, between its creation and its lock.
+        if file.metadata()?.nlink() > 0 {
+            medium.write_at(&file, text.as_bytes(), 0)?;
+            medium.sync(&file)?;
+            return Ok((file, temp));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Store, rebuild::entries, tests::is_encrypted};
+
+    /// Leaves behind what a crash would where a file was about to get its name.
+    struct Dying;
+
+    impl Medium for Dying {
+        fn rename(&self, from: &Path, _: &Path) -> io::Result<()> {
+            std::fs::copy(from, from.with_extension("left"))?;
+            Err(io::ErrorKind::Interrupted.into())
+        }
+    }
+
+    #[test]
+    fn what_a_change_of_the_secret_leaves_behind_is_swept() {
+        if is_encrypted() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (path, file) = (dir.path().join("store"), dir.path().join("key"));
+        std::fs::write(&file, [1; 32]).unwrap();
+        let (encryption, secret) = (Encryption::KeyFile(file.clone()), Secret::read(&file).unwrap());
+        drop(Store::create(&path, &encryption, &secret, &[9; 48]).unwrap());
+        let other = Secret::KeyFile(vec![2; 32]);
+        change(&path, &Dying, &encryption, &other, &[4; 16]).unwrap_err();
+        let is_left = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "left");
+        let left = || [path.clone(), path.join("tmp")].iter().flat_map(|directory| entries(directory).unwrap()).filter(is_left).count();
+        assert_eq!(left(), 1);
+        drop(Store::open(&path).unwrap());
+        assert_eq!(left(), 0);
+    }
 }

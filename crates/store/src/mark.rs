@@ -11,7 +11,10 @@ use crate::{
 };
 use fermata_types::{CheckpointId, ImageId, NodeName, PackId};
 use heed::RoTxn;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    io,
+};
 
 /// Bits, set one by one.
 struct Bits(Vec<u64>);
@@ -112,8 +115,8 @@ pub(crate) struct Marker<'a> {
     store: &'a Store,
     /// The packs that were there in the beginning and can be read. What lies in others is not marked.
     pub packs: BTreeMap<u32, PackMarks>,
-    /// Packs that cannot be read.
-    pub damaged: Vec<Error>,
+    /// Packs that cannot be read, and why.
+    pub damaged: BTreeMap<u32, Error>,
     /// Where records lie: pack, and number of the object in it. The index does not say. A collection that was killed may leave copies.
     records: HashMap<CheckpointId, Vec<(u32, usize)>>,
     /// Nodes walked in other packs.
@@ -127,11 +130,11 @@ pub(crate) struct Marker<'a> {
 
 impl<'a> Marker<'a> {
     /// Reads the tables of contents of all these packs.
-    pub fn new(store: &'a Store, packs: Vec<(u32, PackId)>) -> Self {
+    pub fn new(store: &'a Store, packs: Vec<(u32, PackId)>) -> Result<Self> {
         let mut marker = Self {
             store,
             packs: BTreeMap::new(),
-            damaged: Vec::new(),
+            damaged: BTreeMap::new(),
             records: HashMap::new(),
             elsewhere: HashSet::new(),
             marked: HashSet::new(),
@@ -147,21 +150,23 @@ impl<'a> Marker<'a> {
                         marker.records.entry(CheckpointId(*name)).or_default().push((number, at));
                     }
                 }
-                Err(error) => marker.damaged.push(error),
+                Err(error) if is_damage(&error) => _ = marker.damaged.insert(number, error),
+                // It may be whole, and only now not to be read.
+                Err(error) => return Err(error),
             }
         }
-        marker
+        Ok(marker)
     }
 
-    /// Marks all that a checkpoint is made of, whether it is there or in the trash. One that is neither is being committed, or was long gone.
-    pub fn mark(&mut self, id: &CheckpointId) -> Result<()> {
+    /// Marks all that a checkpoint is made of, whether it is there or in the trash. False: it is neither.
+    pub fn mark(&mut self, id: &CheckpointId) -> Result<bool> {
         if self.marked.contains(id) {
-            return Ok(());
+            return Ok(true);
         }
         let index = &self.store.0.index;
         let record = {
             let read = index.read()?;
-            let Some(bytes) = index.record(&read, id)? else { return Ok(()) };
+            let Some(bytes) = index.record(&read, id)? else { return Ok(false) };
             Record::decode(&bytes, id, index.path())?
         };
         if let Some((pack, number)) = self.records.get(id).and_then(|copies| copies.last()) {
@@ -177,7 +182,7 @@ impl<'a> Marker<'a> {
         }
         self.images.extend(record.images);
         self.marked.insert(*id);
-        Ok(())
+        Ok(true)
     }
 
     /// Whether a checkpoint that was marked stands on this golden image.
@@ -272,11 +277,20 @@ impl<'a> Marker<'a> {
         let found = marks.and_then(|marks| marks.number(offset, place).map(|number| (marks, number)));
         let (newly_alive, newly_walked) = match found {
             Some((marks, number)) => (marks.alive.set(number), walk && marks.walked.set(number)),
-            None => (true, walk && self.elsewhere.insert(location)),
+            // If it is doomed it lies in a damaged pack, and stays so: nothing new is to rely on that.
+            None => (false, walk && self.elsewhere.insert(location)),
         };
         if newly_alive && Location::is_doomed(&bytes) {
             self.doomed.push((kind, *name));
         }
         Ok(newly_walked)
+    }
+}
+
+/// Whether this is a pack's own fault.
+fn is_damage(error: &Error) -> bool {
+    match error {
+        Error::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
+        error => matches!(error, Error::Corrupt { .. } | Error::Unsupported { .. }),
     }
 }

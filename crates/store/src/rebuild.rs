@@ -97,6 +97,8 @@ struct Kept {
     refs: BTreeMap<Vec<u8>, CheckpointId>,
     /// Removed checkpoints with their parents.
     removed: BTreeMap<CheckpointId, Option<CheckpointId>>,
+    /// Checkpoints that were there. The file that lists removed ones may be older, from before they came again.
+    there: HashSet<CheckpointId>,
 }
 
 /// Fills a new index from all packs.
@@ -108,12 +110,12 @@ fn fill(fresh: &Path, shelf: &Shelf, kept: Kept, medium: &Arc<dyn Medium>) -> Re
     // In packs that a collection left there may be nodes whose bases it took away: nobody needs them, and nobody must find them.
     let mut full_nodes = HashSet::new();
     for (_, id) in &packs {
-        full_nodes.extend(read(shelf, id).map(|found| found.full_nodes).unwrap_or_default());
+        full_nodes.extend(readable(shelf, id)?.map(|found| found.full_nodes).unwrap_or_default());
     }
     for (path, id) in packs {
-        match read(shelf, &id) {
+        match readable(shelf, &id)? {
             Ok(mut found) => {
-                found.records.retain(|(id, ..)| !kept.removed.contains_key(id));
+                found.records.retain(|(id, ..)| kept.there.contains(id) || !kept.removed.contains_key(id));
                 index.write(|write| {
                     add_objects(&index, write, &found.pack, |name| found.form(name, &full_nodes))?;
                     found.records.iter().try_for_each(|(id, record, bytes)| recent::put(&index, write, id, record, bytes))
@@ -121,15 +123,15 @@ fn fill(fresh: &Path, shelf: &Shelf, kept: Kept, medium: &Arc<dyn Medium>) -> Re
                 rebuilt.packs += 1;
                 known.extend(found.records.into_iter().map(|(id, record, _)| (id, record)));
             }
-            Err(error @ (Error::Corrupt { .. } | Error::Unsupported { .. })) => rebuilt.damaged.push((path, error)),
-            Err(error) => return Err(error),
+            Err(error) => rebuilt.damaged.push((path, error)),
         }
     }
     rebuilt.checkpoints = known.len() as u64;
     let mut all = heads(&known);
     all.extend(kept.refs.into_iter().filter(|(_, id)| known.contains_key(id)));
     index.write(|write| {
-        kept.removed.iter().try_for_each(|(id, parent)| removed::enter(&index, write, id, parent.as_ref()))?;
+        let mut gone = kept.removed.iter().filter(|(id, _)| !known.contains_key(*id));
+        gone.try_for_each(|(id, parent)| removed::enter(&index, write, id, parent.as_ref()))?;
         all.iter().try_for_each(|(key, id)| index.put(write, &index.refs, key, id.as_bytes()))
     })?;
     index.settle()?;
@@ -152,6 +154,7 @@ fn kept(path: &Path, sealing: &Sealing) -> Kept {
     Kept {
         refs: salvage("refs").filter_map(|(key, value)| Some((key, id(&value)?))).collect(),
         removed: salvage("removed").filter_map(|(key, parent)| Some((id(&key)?, id(&parent)))).collect(),
+        there: salvage("recent").filter_map(|(key, _)| id(key.last_chunk::<32>()?)).collect(),
     }
 }
 
@@ -175,6 +178,14 @@ fn heads(records: &HashMap<CheckpointId, Record>) -> BTreeMap<Vec<u8>, Checkpoin
 pub(crate) fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     let failed = |error| Error::io("list", directory)(error);
     std::fs::read_dir(directory).map_err(failed)?.map(|entry| Ok(entry.map_err(failed)?.path())).collect()
+}
+
+/// A pack, or why it is damaged. One that only now cannot be read is an error: without it checkpoints would seem to be gone.
+fn readable(shelf: &Shelf, id: &PackId) -> Result<Result<Found>> {
+    match read(shelf, id) {
+        Err(error) if !matches!(error, Error::Corrupt { .. } | Error::Unsupported { .. }) => Err(error),
+        read => Ok(read),
+    }
 }
 
 pub(crate) fn read(shelf: &Shelf, id: &PackId) -> Result<Found> {

@@ -7,11 +7,13 @@
 //! - `image`: golden images, sent and made again
 //! - `shelf`: packs that came; `pull`: fetches what this store lacks, and puts it through the writer like any checkpoint
 //! - `away`: reads a checkpoint from a remote before it is here, and fetches it behind whoever does
-//! - `present`: looks whether all of a checkpoint is there
+//! - `present`: looks whether all of checkpoints is there
 //!
 //! A remote has packs, records and refs, see `docs/formats/remote.md`. Its packs are made for the journey: each has what was missing when it was sent, and
 //! nothing else. An object is in a remote only once everything below it is; so where a node is found, nothing below it has to be looked for. That holds
-//! after a crash at any point, because pages go first, nodes follow from the leaves up, and the record goes last.
+//! after a crash at any point, because pages go first, nodes follow from the leaves up, and the record goes last. It does not hold where packs were lost or damaged;
+//! [`Store::verify_remote`] tells what lacks something then, and [`Store::repair_remote`] sends that again. Nor does it hold in a store, where a collection may keep a node
+//! only for another one that is a delta to it: who pulls looks below those, too.
 //!
 //! How bytes travel, and how fast, is the affair of whoever implements [`Remote`].
 
@@ -31,6 +33,7 @@ mod tests;
 
 pub use away::{Away, AwayState};
 pub use identity::{check_identity, identity, make_remote};
+pub use present::Verified;
 pub use prune::{PruneOptions, Pruned};
 pub use pull::{Pull, PullOptions, Pulled};
 pub use push::{PushOptions, Pushed};
@@ -58,6 +61,8 @@ const FORMAT_TEXT: &str = "fermata remote 1\n";
 const FORMAT: &str = "format";
 const FORMAT_MAX: u64 = 64;
 const REF_MAX: u64 = 80;
+/// Small objects asked for at a time where nobody says how many.
+const JOBS: usize = 4;
 /// Bytes of what is remembered of a swapped-out experiment at most.
 const SWAPPED_MAX: u64 = 4 << 20;
 
@@ -192,8 +197,9 @@ impl Store {
             let mut at = Some(*id);
             while let Some(id) = at.filter(|id| there.contains(id) && seen.insert(*id)) {
                 line.push(id);
-                let parent = record(remote, experiment, &id)?.0.parent;
-                at = lines::nearest(remote, experiment, parent, |id| Ok(there.contains(id)))?.0;
+                // Of one that is damaged nobody knows from whom it descends; whoever wants it finds it so again.
+                let Ok((found, _)) = apart(record(remote, experiment, &id))? else { break };
+                at = lines::nearest(remote, experiment, found.parent, |id| Ok(there.contains(id)))?.0;
             }
         }
         Ok(line)
@@ -238,16 +244,27 @@ impl Store {
 
     /// Branches and tags of an experiment on a remote.
     pub fn remote_refs(&self, remote: &dyn Remote, experiment: &str) -> Result<BTreeMap<RefName, CheckpointId>> {
-        let mut refs = BTreeMap::new();
+        let mut objects = Vec::new();
         for (kind, of) in [("b", RefName::Branch as fn(String) -> RefName), ("t", RefName::Tag)] {
             let prefix = format!("refs/{}/{kind}/", escape(experiment));
             for (name, _) in list(remote, &prefix)? {
                 let object = format!("{prefix}{name}");
-                let Some(bytes) = get(remote, &object, REF_MAX)? else { continue };
                 let name = unescape(&name).ok_or_else(|| damaged(remote, &object, "its name is none"))?;
-                refs.insert(of(name), parse_ref(remote, &object, &bytes)?);
+                objects.push((of(name), object));
             }
         }
+        let mut refs = BTreeMap::new();
+        in_parallel(
+            JOBS,
+            &objects,
+            |(_, object)| get(remote, object, REF_MAX),
+            |(name, object), bytes| {
+                if let Some(bytes) = bytes {
+                    refs.insert(name.clone(), parse_ref(remote, object, &bytes)?);
+                }
+                Ok(())
+            },
+        )?;
         Ok(refs)
     }
 
@@ -441,6 +458,24 @@ fn in_parallel<T: Sync, R: Send>(
         }
         Ok(())
     })
+}
+
+/// Whether something is not there, or is not what it should be: asking again does not help, and what does not need it is none the worse for it.
+pub fn is_damage(error: &Error) -> bool {
+    match error {
+        Error::Corrupt { .. } | Error::Missing { .. } | Error::Refused { .. } | Error::Unsupported { .. } => true,
+        // What is encrypted says so of its contents.
+        Error::Io { source, .. } => source.kind() == io::ErrorKind::InvalidData,
+        _ => false,
+    }
+}
+
+/// What came of something, or what is damaged; apart from failures that may be none the next time.
+fn apart<T>(result: Result<T>) -> Result<Result<T>> {
+    match result {
+        Err(error) if !is_damage(&error) => Err(error),
+        done => Ok(done),
+    }
 }
 
 /// Names of objects that are there, and of what.

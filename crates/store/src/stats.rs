@@ -120,7 +120,7 @@ impl Store {
 
     /// Bytes that no checkpoint needs, whoever holds them.
     fn dead_bytes(&self, packs: Vec<(u32, PackId)>) -> Result<u64> {
-        let mut marker = Marker::new(self, packs);
+        let mut marker = Marker::new(self, packs)?;
         // Whatever was committed since is among these, and lies in packs that are not counted.
         for (id, _) in self.records()? {
             marker.mark(&id)?;

@@ -255,8 +255,8 @@ impl Inner {
         for directory in ["index", "packs", "tmp", "live", "holds"] {
             files::make_directory(&*medium, &path.join(directory))?;
         }
-        files::sweep(&*medium, &path.join("tmp"))?;
-        files::sweep(&*medium, &path.join("holds"))?;
+        files::sweep(&*medium, &path.join("tmp"), "")?;
+        files::sweep(&*medium, &path.join("holds"), "")?;
         let (shelf, index) = (path.join("packs"), path.join("index"));
         let is_empty = std::fs::read_dir(&shelf).map_err(Error::io("list", &shelf))?.next().is_none();
         if !is_empty && !Index::is_there(&index) {
@@ -352,6 +352,11 @@ impl Inner {
     pub fn lasting_node(&self, name: &NodeName) -> Result<Option<Location>> {
         let name = name.as_bytes();
         self.index.lasting(&*self.index.read()?, &self.index.nodes, name, &Named("node", name))
+    }
+
+    /// Whether a node is found, be it doomed.
+    pub fn finds_node(&self, name: &NodeName) -> Result<bool> {
+        self.index.has(&*self.index.read()?, &self.index.nodes, name.as_bytes())
     }
 
     /// Where a blob lies that something new may name.
@@ -509,8 +514,9 @@ impl Inner {
 
     /// None if the node is itself a delta. Never follows a second base, so that a damaged store cannot lead in circles.
     fn load_base(&self, name: &NodeName) -> Result<Option<Arc<Loaded>>> {
-        if let Some(base) = self.nodes.get(name) {
-            return Ok(base.base.is_none().then_some(base));
+        // One that is cached as a delta may have been stored full since.
+        if let Some(base) = self.nodes.get(name).filter(|base| base.base.is_none()) {
+            return Ok(Some(base));
         }
         match self.stored_node(name)?.0 {
             Stored::Delta(_) => Ok(None),

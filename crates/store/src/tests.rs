@@ -15,6 +15,7 @@ use crate::{
     keys::Birth,
     node::Stored,
     pack::{Frame, contents::Contents, frame::Encoder},
+    table::{Loaded, Nodes as _},
 };
 use fermata_types::*;
 use proptest::prelude::*;
@@ -173,6 +174,22 @@ fn a_writer_that_failed_once_writes_nothing_more() {
     *medium.left.lock().unwrap() = None;
     assert!(matches!(writer.put_blob(b"x"), Err(Error::Refused { .. })));
     assert!(matches!(writer.stored_bytes(), Err(Error::Refused { .. })));
+}
+
+/// Another process, or a collection, may have stored a node full that is known here as a delta.
+#[test]
+fn a_base_that_is_cached_as_a_delta_is_looked_for_where_it_lies() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).unwrap();
+    let first = grow(&store, None, 1).unwrap();
+    let second = grow(&store, Some(first), 2).unwrap();
+    let [base, delta] = [first, second].map(|id| store.record(&id).unwrap().parts[0].tables["ram"].node.unwrap());
+    let inner = &store.0;
+    let node = inner.load(&base).unwrap().node.clone();
+    inner.forget();
+    inner.nodes.insert(base, Arc::new(Loaded { node, base: Some(delta), at: None }));
+    assert_eq!(inner.load(&delta).unwrap().base, Some(base));
+    assert_eq!(check(&store), 2);
 }
 
 #[test]

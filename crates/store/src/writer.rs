@@ -427,7 +427,9 @@ impl NodesMut for Writer {
         if self.node_is_known(&name)? {
             return Ok(name);
         }
-        let base = match self.delta(&node, old)? {
+        // What is doomed may be what others stand on, and is replaced by no delta.
+        let delta = if self.store.0.finds_node(&name)? { None } else { self.delta(&node, old)? };
+        let base = match delta {
             Some(delta) => {
                 let base = delta.base;
                 self.builder.add_node(&name, &Stored::Delta(delta).encode())?;
@@ -501,7 +503,10 @@ pub(crate) fn add_objects(index: &Index, write: &mut RwTxn<'_>, pack: &Published
             Kind::Blob | Kind::Record => (&index.blobs, index.put_new(write, &index.blobs, name, location.as_ref())?),
             Kind::Pages => (&index.pages, index.put_new(write, &index.pages, name, location.as_ref())?),
         };
-        let goes = |before: &[u8]| Location::is_doomed(before) || !matches!(Location::decode(before), Some(Location::Pack { .. }));
+        // Whoever stores a delta found no such node before (see `save`). One that is doomed came since, so that the collection that dooms it waits for this writer, and takes
+        // it back.
+        let is_doomed = |before: &[u8]| entry.kind != Kind::Nodes && Location::is_doomed(before);
+        let goes = |before: &[u8]| is_doomed(before) || !matches!(Location::decode(before), Some(Location::Pack { .. }));
         if before.as_deref().is_some_and(goes) {
             index.put(write, db, name, location.as_ref())?;
         }

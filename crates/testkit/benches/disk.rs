@@ -27,7 +27,8 @@ use std::{
 };
 
 const ROUNDS: usize = 8;
-const INTERVAL: Duration = Duration::from_secs(2);
+/// As in the paper.
+const INTERVAL: Duration = Duration::from_secs(5);
 const DISK_BYTES: u64 = 4 << 30;
 /// No slower than raw by more than this.
 const SLOWER_MAX: f64 = 0.05;
@@ -91,13 +92,13 @@ fn report(speeds: &BTreeMap<(usize, &str), Vec<f64>>, checkpoints: usize) -> Rep
         [0.25, 0.5, 0.75].map(|part| quantile(&ratios, part))
     };
     let percent = |ratio: f64| (ratio - 1.0) * 100.0;
-    let mut all = Vec::new();
+    let mut all = BTreeMap::<&str, Vec<f64>>::new();
     for (job, name) in jobs(0).into_iter().map(|job| job.name).enumerate() {
         for (peer, rival, how) in [("ours", "raw", ""), ("ours", "qcow2", ""), (BUSY, "raw", ", checkpoints")] {
             let [lower, of_rival, upper] = ratios(job, peer, rival);
             let judged = (peer, rival) == ("ours", "raw");
-            if judged {
-                all.push(of_rival);
+            if rival == "raw" {
+                all.entry(peer).or_default().push(of_rival);
             }
             report.add(Figure {
                 name: format!("{name}{how}"),
@@ -110,11 +111,13 @@ fn report(speeds: &BTreeMap<(usize, &str), Vec<f64>>, checkpoints: usize) -> Rep
             });
         }
     }
-    let mean = (all.iter().map(|ratio| ratio.ln()).sum::<f64>() / all.len() as f64).exp();
+    let mean = |peer| (all[peer].iter().map(|ratio| ratio.ln()).sum::<f64>() / all[peer].len() as f64).exp();
+    let (mean, mean_busy) = (mean("ours"), mean(BUSY));
     let mut add = |name: &str, value, unit, at_least: &str, holds| {
         report.add(Figure { name: name.into(), value, unit, rival: String::new(), rival_value: None, at_least: at_least.into(), holds });
     };
     add("speed, of raw's, mean of all jobs", mean, "x", "0.95", mean >= 1.0 - SLOWER_MAX);
+    add("the same under checkpoints", mean_busy, "x", "0.95", mean_busy >= 1.0 - SLOWER_MAX);
     add("checkpoints taken meanwhile", checkpoints as f64, "", "reported", true);
     report
 }
@@ -132,7 +135,7 @@ fn jobs(round: u64) -> Vec<Job> {
     jobs
 }
 
-/// Takes a checkpoint of the disk every two seconds while it is switched on.
+/// Takes a checkpoint of the disk every five seconds while it is switched on.
 struct Checkpoints {
     on: Arc<AtomicBool>,
     ended: Arc<AtomicBool>,

@@ -30,7 +30,7 @@ const GROWTH_MAX: f64 = 0.5;
 /// Machines that are so near to each other are together.
 const APART: Duration = Duration::from_millis(20);
 /// Checkpoints that bring them there, at most.
-const EVENED_MAX: usize = 12;
+const EVENED_MAX: usize = 60;
 
 /// All in ms, but for bytes and frames.
 struct Measured {

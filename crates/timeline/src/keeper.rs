@@ -25,6 +25,7 @@ mod instant;
 mod swapping;
 
 pub use instant::{Instant, Reached};
+use swapping::Held;
 pub use swapping::SwapIn;
 
 /// The first run of an experiment.
@@ -32,6 +33,9 @@ pub const FIRST_RUN: &str = "main";
 
 /// Whoever waits for the next event looks at the runs at least as often.
 const EVENTS_LOOK: Duration = Duration::from_millis(20);
+
+/// Between two looks at whether a run that has ended still stores a checkpoint.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 
 /// Between two looks at which checkpoints the specification does not keep any longer. Each reads all records.
 const PRUNE_EVERY: Duration = Duration::from_secs(60);
@@ -98,6 +102,8 @@ pub struct Keeper {
     ending: Arc<(Mutex<bool>, Condvar)>,
     /// Numbers the forks without a name.
     forks: AtomicU64,
+    /// Runs that stand still for a remote.
+    held: Mutex<Held>,
     /// Held on a journey. They name branches and share one spare process, so they go one after the other.
     journey: Mutex<()>,
     /// Nothing begins any more. Changes only while no journey is under way.
@@ -122,6 +128,7 @@ impl Keeper {
             threads: Mutex::default(),
             ending: Arc::default(),
             forks: AtomicU64::new(1),
+            held: Mutex::default(),
             journey: Mutex::new(()),
             over: AtomicBool::new(false),
         })
@@ -426,7 +433,7 @@ impl Keeper {
             // Else a journey, or a machine, that waits for a remote would hold all of it up.
             self.stop_loading();
         }
-        let _no_journey = self.journey.lock().expect("nobody panics with the lock");
+        let no_journey = self.journey.lock().expect("nobody panics with the lock");
         let ended: Vec<_> = match run {
             Some(name) => vec![self.run(Some(name))?],
             None => self.runs(),
@@ -442,9 +449,14 @@ impl Keeper {
             self.stop_threads();
             self.spares.end();
         }
-        for run in ended {
+        for run in &ended {
             run.body().kill();
             self.tally().end(run.name());
+        }
+        drop(no_journey);
+        if !last {
+            // Whoever ended it may remove its branch next, and a checkpoint that became permanent after that would bring it back.
+            ended.iter().for_each(|run| await_taken(run));
         }
         Ok(names)
     }
@@ -565,6 +577,13 @@ impl Keeper {
         for thread in threads.into_iter().filter(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
         }
+    }
+}
+
+/// Waits until no checkpoint is under way of a run whose machines have ended. One that begins after that fails.
+fn await_taken(run: &Run) {
+    while run.is_taking() {
+        std::thread::sleep(BETWEEN_LOOKS);
     }
 }
 

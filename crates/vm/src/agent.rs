@@ -315,8 +315,10 @@ pub(crate) fn greet(stream: UnixStream, sync: i32) -> Result<(Connection, Arc<On
     let waited = Stopwatch::start();
     // What an earlier conversation left behind comes first.
     while !matches!(connection.read_response::<qga::guest_sync>(), Ok(id) if id == i64::from(sync)) {
+        let lines = connection.inner().get_ref_read();
+        lines.check()?;
         // An agent that never stops talking is none.
-        if connection.inner().get_ref_read().inner().buffer().is_empty() || waited.elapsed() > PATIENCE {
+        if lines.inner().buffer().is_empty() || waited.elapsed() > PATIENCE {
             return Err(io::Error::from(io::ErrorKind::TimedOut).into());
         }
     }

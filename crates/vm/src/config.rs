@@ -1,7 +1,7 @@
 //! What a machine is, and the QEMU command line that makes it.
 
-use crate::agent;
-use fermata_linux::{clock::wall_ns, probe};
+use crate::{agent, program::Version};
+use fermata_linux::probe;
 use fermata_types::MachineId;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -220,14 +220,14 @@ impl Place {
 /// How a QEMU process begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// Paused before the guest's first instruction.
-    Boot,
+    /// Paused before the guest's first instruction, at this time of the host.
+    Boot { wall_ns: u64 },
     /// Waiting for a device state.
     Incoming,
 }
 
 /// QEMU's arguments (qemu-system-x86_64(1)).
-pub(crate) fn arguments(config: &MachineConfig, id: &MachineId, place: &Place, start: Start) -> Vec<OsString> {
+pub(crate) fn arguments(config: &MachineConfig, id: &MachineId, place: &Place, start: Start, qemu: Version) -> Vec<OsString> {
     let mut line = Line::default();
     let path = |path: &Path| escape(&path.to_string_lossy());
     line.add("-name", format!("{},debug-threads=on", config.name));
@@ -245,7 +245,7 @@ pub(crate) fn arguments(config: &MachineConfig, id: &MachineId, place: &Place, s
             Accel::Tcg => "tcg",
         },
     );
-    clocks(&mut line, config);
+    clocks(&mut line, config, start);
     // The guest's power-off pauses it: its last state can still be looked at and checkpointed.
     line.add("-action", "shutdown=pause");
     // xen-save-devices-state writes no configuration section.
@@ -276,7 +276,7 @@ pub(crate) fn arguments(config: &MachineConfig, id: &MachineId, place: &Place, s
         line.add("-device", "vmcoreinfo");
     }
     if !config.deterministic {
-        devices(&mut line, config, id, place);
+        devices(&mut line, config, id, place, qemu);
     }
     if start == Start::Incoming {
         line.add("-incoming", "defer");
@@ -285,26 +285,28 @@ pub(crate) fn arguments(config: &MachineConfig, id: &MachineId, place: &Place, s
 }
 
 /// The RTC runs on virtual time, which stands still in a pause, as all other clocks of a guest do; but for the TSC under KVM, which `cont` does not set back (`kvm_put_msrs` in QEMU).
-fn clocks(line: &mut Line, config: &MachineConfig) {
+fn clocks(line: &mut Line, config: &MachineConfig, start: Start) {
     if config.deterministic {
         line.add("-icount", format!("shift={ICOUNT_SHIFT},align=off,sleep=off"));
         line.add("-rtc", "base=2026-01-01T00:00:00,clock=vm").add("-seed", "1");
     } else {
-        line.add("-rtc", format!("base={},clock=vm", clock_base(config.clock_ahead_ms, wall_ns())));
+        let base = match start {
+            Start::Boot { wall_ns } => clock_base(config.clock_ahead_ms, wall_ns),
+            // Its clock comes with its state.
+            Start::Incoming => None,
+        };
+        line.add("-rtc", format!("base={},clock=vm", base.as_deref().unwrap_or("utc")));
     }
 }
 
-/// What QEMU's clock begins with, this long after 1970.
-fn clock_base(ahead_ms: i64, wall_ns: u64) -> String {
+/// What QEMU's clock begins with, this long after 1970. Left to itself, each QEMU would take the second in which it happens to start. None: a time that it cannot say.
+fn clock_base(ahead_ms: i64, wall_ns: u64) -> Option<String> {
     let begin = i128::from(wall_ns) + i128::from(ahead_ms) * 1_000_000;
-    match jiff::Timestamp::from_nanosecond(begin) {
-        Ok(begin) if ahead_ms != 0 => begin.strftime("%Y-%m-%dT%H:%M:%S").to_string(),
-        _ => "utc".to_owned(),
-    }
+    Some(jiff::Timestamp::from_nanosecond(begin).ok()?.strftime("%Y-%m-%dT%H:%M:%S").to_string())
 }
 
 /// What connects the machine to the world outside it. A deterministic machine has none of it.
-fn devices(line: &mut Line, config: &MachineConfig, id: &MachineId, place: &Place) {
+fn devices(line: &mut Line, config: &MachineConfig, id: &MachineId, place: &Place, qemu: Version) {
     line.add("-device", format!("vmgenid,guid={}", uuid(id)));
     // Without eventfds: QEMU makes one for each of its 64 rings whenever the guest goes on, and the guest's clock runs meanwhile.
     let age = if config.old_agent_port { ",disable-modern=on" } else { "" };
@@ -314,7 +316,7 @@ fn devices(line: &mut Line, config: &MachineConfig, id: &MachineId, place: &Plac
     for disk in 0..config.disks {
         let socket = escape(&place.disk_socket(disk).to_string_lossy());
         // QEMU hangs up when it cannot map a ring that its guest has named. It comes back after a second, so that a guest that resets the disk has it again.
-        line.add("-chardev", format!("socket,id=disk{disk},path={socket},reconnect=1"));
+        line.add("-chardev", format!("socket,id=disk{disk},path={socket},{}", qemu.reconnects()));
         // Boot index 0 is the direct kernel's.
         let boot = disk + 1;
         line.add("-device", format!("vhost-user-blk-pci,chardev=disk{disk},num-queues=1,queue-size=256,bootindex={boot}"));
@@ -397,8 +399,23 @@ mod tests {
     #[test]
     fn a_clock_may_be_ahead_or_behind() {
         let day = 86_400_000_000_000;
-        assert_eq!(clock_base(0, day), "utc");
-        assert_eq!(clock_base(7_200_000, day), "1970-01-02T02:00:00");
-        assert_eq!(clock_base(-1_000, day), "1970-01-01T23:59:59");
+        let base = |ahead_ms, wall_ns| clock_base(ahead_ms, wall_ns).unwrap();
+        assert_eq!(base(0, day + 999_999_999), "1970-01-02T00:00:00");
+        assert_eq!(base(7_200_000, day), "1970-01-02T02:00:00");
+        assert_eq!(base(-1_000, day), "1970-01-01T23:59:59");
+    }
+
+    #[test]
+    fn machines_that_begin_together_begin_at_one_time_and_each_qemu_is_told_in_its_words() {
+        let place = Place { directory: "/run/m".into(), logs: "/logs".into(), boot: BTreeMap::new() };
+        let config = MachineConfig { disks: 1, ..crate::free::tests::config("q35", 1 << 30) };
+        let told = |start, qemu| {
+            let line = arguments(&config, &MachineId([0; 16]), &place, start, qemu);
+            line.iter().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+        };
+        let begins = told(Start::Boot { wall_ns: 86_400_000_000_000 }, Version(7, 2));
+        assert!(begins.contains("-rtc base=1970-01-02T00:00:00,clock=vm") && begins.contains("disk0.sock,reconnect=1 "), "{begins}");
+        let waits = told(Start::Incoming, Version(10, 2));
+        assert!(waits.contains("-rtc base=utc,clock=vm") && waits.contains("disk0.sock,reconnect-ms=1000 "), "{waits}");
     }
 }

@@ -1,6 +1,6 @@
 //! QEMU machines: launch, device state, RAM capture and lazy restore.
 //!
-//! - [`config`]: what a machine is, and QEMU's command line
+//! - [`config`]: what a machine is, and QEMU's command line; `program`: which QEMU that is for
 //! - [`machine`]: one QEMU process and the guest in it
 //! - [`boot`]: the files that it boots from, which a checkpoint keeps
 //! - [`part`]: the machine as a part of an experiment: what a checkpoint takes of it
@@ -44,6 +44,7 @@ mod notes;
 pub mod pager;
 pub mod part;
 mod processor;
+mod program;
 mod staging;
 mod untold;
 mod watch;
@@ -58,6 +59,7 @@ pub use error::{Error, Result};
 pub use fermata_tracker::{Choice as TrackerChoice, Standing as TrackerStanding};
 pub use free::FreePages;
 pub use known::KnownPages;
-pub use machine::{GLANCE, Machine, Restore, Running, Status, Stopping, qemu_program};
+pub use machine::{GLANCE, Machine, Restore, Running, Status, Stopping};
 pub use pager::{Paging, WORKING_SET_MAX};
 pub use part::{DEVICES, FIRMWARE, MAP, MachineDetails, MachinePart, OtherWriters, PATIENCE, RAM, SCAN, ram_pages};
+pub use program::qemu_program;

@@ -1,5 +1,5 @@
 //! Lines from a peer that may mean harm: the guest agent's come from the guest, and QEMU's from a process that the guest may have broken into. A line
-//! without end must not take our memory, nor one that drips in for ever our patience.
+//! without end must not take our memory, nor one of nothing but brackets, nor one that drips in for ever our patience.
 
 use fermata_linux::clock::Stopwatch;
 use std::{
@@ -10,12 +10,24 @@ use std::{
 /// From the first byte of a line to its last.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A reader whose lines are bounded in length and time. Bytes within a line that is beyond the bounds cannot be read.
+/// Values in the JSON of a line: far more than anything that we ask for has. Read into memory, a value takes a hundred times the one or two bytes that it may
+/// have in a line.
+const VALUES_MAX: u64 = 100_000;
+
+/// A reader whose lines are bounded in length, in values and in time. Bytes within a line that is beyond the bounds cannot be read.
 pub(crate) struct Lines<R> {
     inner: R,
     bytes_max: u64,
-    /// Bytes of the line that is being read, and since when.
-    line: Option<(u64, Stopwatch)>,
+    /// The line that is being read.
+    line: Option<Line>,
+}
+
+/// What there is of a line so far.
+struct Line {
+    bytes: u64,
+    /// Bytes before which, or behind which, a value may stand. Those in texts count as well.
+    values: u64,
+    since: Stopwatch,
 }
 
 impl<R: BufRead> Lines<R> {
@@ -28,32 +40,43 @@ impl<R: BufRead> Lines<R> {
     pub fn inner(&self) -> &R {
         &self.inner
     }
+
+    /// Fails if the line that is being read is beyond the bounds: nobody is to wait for the end of it.
+    pub fn check(&self) -> io::Result<()> {
+        let Some(Line { bytes, values, since }) = &self.line else { return Ok(()) };
+        if *bytes >= self.bytes_max {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("an answer of more than {} bytes", self.bytes_max)));
+        }
+        if *values > VALUES_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("an answer of more than {VALUES_MAX} values")));
+        }
+        if since.elapsed() > PATIENCE {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, format!("an answer that does not end within {} s", PATIENCE.as_secs())));
+        }
+        Ok(())
+    }
 }
 
 impl<R: BufRead> BufRead for Lines<R> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        if let Some((bytes, since)) = &self.line {
-            if *bytes >= self.bytes_max {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, format!("an answer of more than {} bytes", self.bytes_max)));
-            }
-            if since.elapsed() > PATIENCE {
-                return Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    format!("an answer that does not end within {} s", PATIENCE.as_secs()),
-                ));
-            }
-        }
+        self.check()?;
         self.inner.fill_buf()
     }
 
     fn consume(&mut self, count: usize) {
         // What is consumed was filled before, so this reads nothing.
-        let ended = self.inner.fill_buf().is_ok_and(|bytes| count > 0 && bytes.get(count - 1) == Some(&b'\n'));
+        let (values, ended) = self.inner.fill_buf().map_or((0, false), |bytes| {
+            let consumed = &bytes[..count.min(bytes.len())];
+            let values = consumed.iter().filter(|byte| matches!(byte, b'[' | b'{' | b',')).count();
+            (values as u64, consumed.last() == Some(&b'\n'))
+        });
         self.inner.consume(count);
         if ended {
             self.line = None;
         } else if count > 0 {
-            self.line.get_or_insert_with(|| (0, Stopwatch::start())).0 += count as u64;
+            let line = self.line.get_or_insert_with(|| Line { bytes: 0, values: 0, since: Stopwatch::start() });
+            line.bytes += count as u64;
+            line.values += values;
         }
     }
 }
@@ -84,5 +107,20 @@ mod tests {
         line.clear();
         assert_eq!(text.read_until(b'\n', &mut line).unwrap_err().kind(), io::ErrorKind::InvalidData);
         assert!(line.len() < 110);
+    }
+
+    #[test]
+    fn a_line_of_nothing_but_values_is_no_line() {
+        let read =
+            |text: String| Lines::new(io::BufReader::with_capacity(64, io::Cursor::new(text)), 1 << 30).read_until(b'\n', &mut Vec::new());
+        let most = VALUES_MAX as usize;
+        for value in ["[", "{", ","] {
+            assert_eq!(read(value.repeat(most) + "\n").unwrap(), most + 1);
+            assert_eq!(read(value.repeat(most + 100) + "\n").unwrap_err().kind(), io::ErrorKind::InvalidData);
+        }
+        // A new line begins at none.
+        let lines = [",".repeat(most), ",".repeat(most), String::new()].join("\n");
+        let mut lines = Lines::new(io::BufReader::with_capacity(64, io::Cursor::new(lines)), 1 << 30);
+        (0..2).for_each(|_| assert_eq!(lines.read_until(b'\n', &mut Vec::new()).unwrap(), most + 1));
     }
 }

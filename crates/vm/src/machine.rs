@@ -17,6 +17,7 @@ use crate::{
     monitor::{Monitor, Ticket},
     notes::Notes,
     pager::{Pager, Paging},
+    program::{Version, qemu_program},
     watch,
 };
 use fermata_linux::{
@@ -30,7 +31,6 @@ use fermata_tracker::{Choice, Protector, Tracker};
 use fermata_types::{MachineId, PAGE_SIZE, PageNumber, PageSet, Root};
 use qapi::qmp;
 use std::{
-    env,
     fs::{self, File},
     io::{Read, Write},
     net::{Ipv4Addr, Shutdown},
@@ -149,9 +149,10 @@ pub struct Machine {
 impl Machine {
     /// Starts a machine that is about to boot, paused. The disks' servers must be listening.
     ///
-    /// Also returns the pages that hold something before the guest's first instruction.
-    pub fn boot(config: MachineConfig, place: Place, capture: CaptureOptions) -> Result<(Self, PageSet)> {
-        let machine = Self::start(config, place, capture, Start::Boot)?;
+    /// `wall_ns` is the time of the host, which machines that begin together are all given. Also returns the pages that hold something before the guest's first
+    /// instruction.
+    pub fn boot(config: MachineConfig, place: Place, capture: CaptureOptions, wall_ns: u64) -> Result<(Self, PageSet)> {
+        let machine = Self::start(config, place, capture, Start::Boot { wall_ns })?;
         machine.set_firmware(machine.read_firmware()?);
         let loaded = machine.populated()?;
         Ok((machine, loaded))
@@ -369,11 +370,32 @@ impl Machine {
     pub fn finish_stop(&self, Stopping { asked, at }: Stopping, patience: Duration) -> Result<Status> {
         self.pause.answer::<qmp::stop>(asked, patience).inspect_err(|_| self.pause.forget(asked))?;
         // QEMU tells to the microsecond. One that did not stop for us, as far as we can see, is asked why it stands.
-        let stopped_for_us = self.pause.stopped().is_some_and(|stopped| stopped + Duration::from_micros(1) > at);
-        if stopped_for_us {
-            return Ok(self.stands(qmp::RunState::paused));
+        let stopped_for_us = self.pause.stopped().is_some_and(|stopped| stopped.saturating_add(Duration::from_micros(1)) > at);
+        let state = match stopped_for_us {
+            true => qmp::RunState::paused,
+            false => self.monitor.run_within(&qmp::query_status {}, patience)?.status,
+        };
+        if state == qmp::RunState::suspended || self.pause.sleeps() {
+            return Err(self.asleep());
         }
-        Ok(self.stands(self.monitor.run_within(&qmp::query_status {}, patience)?.status))
+        Ok(self.stands(state))
+    }
+
+    /// Fails if the guest has suspended itself to RAM. QEMU (7.2) does not stop one that sleeps: its devices and clocks go on, and a state of them would be torn. Later
+    /// ones stop it, but nobody has looked whether it would sleep on after a restore.
+    pub(crate) fn check_awake(&self) -> Result<()> {
+        let sleeps = match self.monitor.run(&qmp::query_status {})?.status {
+            qmp::RunState::running => false,
+            qmp::RunState::suspended => true,
+            // As it was when it was stopped.
+            _ => self.pause.sleeps(),
+        };
+        if sleeps { Err(self.asleep()) } else { Ok(()) }
+    }
+
+    fn asleep(&self) -> Error {
+        let message = "it has suspended itself to RAM, and can be neither paused nor checkpointed: wake it first".to_owned();
+        Error::Unsupported { machine: self.config.name.clone(), message }
     }
 
     /// When the guest last stopped and last went on: wall clock of the host. None if it never did both.
@@ -446,7 +468,8 @@ impl Machine {
         let before = self.held.load(Ordering::Acquire);
         match self.monitor.glance(&qmp::query_status {}, patience) {
             Ok(None) => Status::Silent,
-            Ok(Some(info)) if info.status == qmp::RunState::running => Status::Running,
+            // One that sleeps wakes by itself: nobody has stopped it.
+            Ok(Some(info)) if matches!(info.status, qmp::RunState::running | qmp::RunState::suspended) => Status::Running,
             Ok(Some(info)) => match self.stands(info.status) {
                 // It may have been held, and gone on, since QEMU answered.
                 Status::Paused if is_odd(before) || self.held.load(Ordering::Acquire) != before => Status::Running,
@@ -662,11 +685,6 @@ impl Drop for Machine {
     }
 }
 
-/// The QEMU that is run: `$FERMATA_QEMU`, else the one on the path.
-pub fn qemu_program() -> String {
-    env::var("FERMATA_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
-}
-
 /// Variables of a keeper's environment that tell passphrases.
 const SECRETS: [&str; 2] = [fermata_store::PASSPHRASE_VARIABLE, "FERMATA_PASSPHRASE"];
 
@@ -674,7 +692,7 @@ fn spawn(config: &MachineConfig, id: &MachineId, place: &Place, start: Start, tr
     let program = qemu_program();
     let log = File::create(place.log()).map_err(|source| Error::Io { what: "making", path: place.log(), source })?;
     let mut command = Command::new(&program);
-    command.args(arguments(config, id, place, start)).env("LD_PRELOAD", place.shim());
+    command.args(arguments(config, id, place, start, Version::of(&program))).env("LD_PRELOAD", place.shim());
     // What a guest breaks out into is not to find what opens the store.
     SECRETS.iter().for_each(|variable| _ = command.env_remove(variable));
     if tracker == Choice::KvmLog {

@@ -6,12 +6,12 @@
 
 use crate::{Error, Result, lines::Lines};
 use fermata_linux::{Child, clock::Stopwatch};
-use qapi::{Any, Command, ExecuteError, Qmp, Stream, Timestamp, qmp};
+use qapi::{Any, Command, ExecuteError, qmp};
 use serde_json::json;
 use std::{
     collections::{BTreeMap, VecDeque},
     fs,
-    io::{self, BufRead, BufReader, BufWriter, Write},
+    io::{self, BufRead, BufReader, Write},
     ops::Range,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
@@ -27,8 +27,6 @@ const ASKED_MAX: usize = 16;
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(1);
 /// One answer or event. The longest that we ask for has some hundred bytes.
 const LINE_MAX: u64 = 16 << 20;
-
-type Connection = Qmp<Stream<Lines<BufReader<UnixStream>>, BufWriter<UnixStream>>>;
 
 /// A QMP connection. Commands are answered in the order in which they are asked.
 pub(crate) struct Monitor {
@@ -46,8 +44,11 @@ pub(crate) struct Ticket(u64);
 
 /// A conversation with QEMU. Commands are answered in their order.
 pub(crate) struct Talk {
-    connection: Connection,
-    /// The same socket, to say how long an answer may take.
+    /// What QEMU says.
+    lines: Lines<BufReader<UnixStream>>,
+    /// As much of a line as had come when patience ended.
+    line: Vec<u8>,
+    /// The same socket, to ask, and to say how long an answer may take.
     stream: UnixStream,
     tickets: u64,
     /// A command of which QEMU has all but the last byte.
@@ -57,17 +58,41 @@ pub(crate) struct Talk {
     /// Answers that came while somebody else waited for another one.
     answers: BTreeMap<Ticket, Result<Any, qapi::Error>>,
     /// When the guest last stopped and went on, as QEMU told.
-    stopped: Option<Timestamp>,
-    resumed: Option<Timestamp>,
+    stopped: Option<Duration>,
+    resumed: Option<Duration>,
     /// The guest has switched itself off since.
     is_off: bool,
+    /// The guest has suspended itself to RAM, and was not woken.
+    sleeps: bool,
 }
 
 impl Talk {
     pub fn begin(stream: UnixStream, patience: Duration) -> Result<Self, ExecuteError> {
-        let connection = handshake(stream.try_clone()?, patience)?;
-        let (asked, answers) = (VecDeque::new(), BTreeMap::new());
-        Ok(Self { connection, stream, tickets: 0, primed: None, asked, answers, stopped: None, resumed: None, is_off: false })
+        stream.set_read_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut talk = Self {
+            lines: Lines::new(BufReader::new(stream.try_clone()?), LINE_MAX),
+            line: Vec::new(),
+            stream,
+            tickets: 0,
+            primed: None,
+            asked: VecDeque::new(),
+            answers: BTreeMap::new(),
+            stopped: None,
+            resumed: None,
+            is_off: false,
+            sleeps: false,
+        };
+        let greeting = talk.line()?;
+        let offered = greeting.get("QMP").and_then(|greeting| greeting.get("capabilities")).and_then(Any::as_array);
+        let Some(offered) = offered else { return Err(io::Error::new(io::ErrorKind::InvalidData, "no greeting of QEMU's").into()) };
+        let reads_on = offered.iter().any(|one| one == "oob");
+        let asked = talk.ask(&qmp::qmp_capabilities { enable: reads_on.then(|| vec![qmp::QMPCapability::oob]) })?;
+        match talk.answer(asked, patience)? {
+            Some(Ok(_)) => Ok(talk),
+            Some(Err(refusal)) => Err(refusal.into()),
+            None => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+        }
     }
 
     /// Says all of a command but its last byte, unless that was done. The next one that is asked has to be this one.
@@ -98,25 +123,36 @@ impl Talk {
     /// Reads the next answer, whoever waits for it.
     fn read(&mut self, patience: Duration) -> io::Result<()> {
         self.stream.set_read_timeout(Some(patience))?;
-        // Any command whose answer can be anything would do.
-        let answer = match self.connection.read_response::<qmp::qom_get>() {
-            Err(ExecuteError::Io(error)) => return Err(error),
-            Err(ExecuteError::Qapi(refusal)) => Err(refusal),
-            Ok(answer) => Ok(answer),
-        };
-        for event in self.connection.events() {
-            match event {
-                qmp::Event::STOP { timestamp, .. } => self.stopped = Some(timestamp),
-                qmp::Event::RESUME { timestamp, .. } => (self.resumed, self.is_off) = (Some(timestamp), false),
-                qmp::Event::SHUTDOWN { .. } => self.is_off = true,
-                // What others tell is asked for when it is needed.
-                _ => {}
+        let answer = loop {
+            let mut said = self.line()?;
+            match said.get("event").and_then(Any::as_str) {
+                Some("STOP") => self.stopped = since_1970(&said),
+                Some("RESUME") => (self.resumed, self.is_off) = (since_1970(&said), false),
+                Some("SHUTDOWN") => self.is_off = true,
+                Some("SUSPEND") => self.sleeps = true,
+                Some("WAKEUP" | "RESET") => self.sleeps = false,
+                // What others tell is asked for when it is needed. A newer QEMU has some that nobody here has heard of.
+                Some(_) => {}
+                None => match said.get_mut("return") {
+                    Some(value) => break Ok(value.take()),
+                    None => break Err(serde_json::from_value(said)?),
+                },
             }
-        }
+        };
         if let Some(Some(ticket)) = self.asked.pop_front() {
             self.answers.insert(ticket, answer);
         }
         Ok(())
+    }
+
+    /// The next thing that QEMU says.
+    fn line(&mut self) -> io::Result<Any> {
+        if self.lines.read_until(b'\n', &mut self.line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let said = serde_json::from_slice(&self.line);
+        self.line.clear();
+        Ok(said?)
     }
 
     /// Answers that have yet to come or to be fetched.
@@ -127,17 +163,17 @@ impl Talk {
 
     /// When the guest was last stopped; none if it has stopped by itself.
     fn stopped(&self) -> Option<Duration> {
-        since_1970(self.stopped.filter(|_| !self.is_off)?)
+        self.stopped.filter(|_| !self.is_off)
     }
 
     /// When the guest last stopped and when it last went on.
     pub fn stood(&self) -> Option<Range<Duration>> {
-        Some(since_1970(self.stopped?)?..since_1970(self.resumed?)?)
+        Some(self.stopped?..self.resumed?)
     }
 
     /// When the guest last went on.
     pub fn went_on(&self) -> Option<Duration> {
-        since_1970(self.resumed?)
+        self.resumed
     }
 
     /// The answer of this command. None: it will not come.
@@ -306,6 +342,11 @@ impl Monitor {
         self.talk().as_ref()?.stopped()
     }
 
+    /// Whether the guest has suspended itself to RAM, as QEMU told before its last answer.
+    pub fn sleeps(&self) -> bool {
+        self.talk().as_ref().is_some_and(|talk| talk.sleeps)
+    }
+
     /// When the guest last stopped and when it last went on, as QEMU told: wall clock of the host, to the microsecond.
     pub fn stood(&self) -> Option<Range<Duration>> {
         self.talk().as_ref()?.stood()
@@ -355,11 +396,10 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// Only its JSON tells what is in it.
-fn since_1970(timestamp: Timestamp) -> Option<Duration> {
-    let fields = serde_json::to_value(timestamp).ok()?;
-    let field = |name: &str| fields.get(name)?.as_u64();
-    Some(Duration::from_secs(field("seconds")?) + Duration::from_micros(field("microseconds")?))
+/// When an event happened: wall clock of the host.
+fn since_1970(event: &Any) -> Option<Duration> {
+    let field = |name: &str| event.get("timestamp")?.get(name)?.as_u64();
+    Duration::from_secs(field("seconds")?).checked_add(Duration::from_micros(field("microseconds")?))
 }
 
 /// A command without a byte too many.
@@ -372,39 +412,25 @@ fn spelled<C: Command>(command: &C) -> io::Result<Vec<u8>> {
     Ok(command.to_string().into_bytes())
 }
 
-/// Begins a conversation.
-fn handshake(stream: UnixStream, patience: Duration) -> Result<Connection, ExecuteError> {
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut connection = Qmp::new(Stream::new(Lines::new(BufReader::new(stream.try_clone()?), LINE_MAX), BufWriter::new(stream)));
-    // The greeting is read by a function that panics at the end of file.
-    if connection.inner_mut().fill_buf()?.is_empty() {
-        return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-    }
-    let offered = connection.read_capabilities()?.capabilities;
-    // The crate takes each capability for an unknown one.
-    let reads_on = offered.iter().any(|one| serde_json::to_value(one).is_ok_and(|one| one == "oob"));
-    connection.execute(&qmp::qmp_capabilities { enable: reads_on.then(|| vec![qmp::QMPCapability::oob]) })?;
-    Ok(connection)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::io::Read;
+
+    const GREETING: &str =
+        r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 7}, "package": ""}, "capabilities": ["oob"]}}"#;
 
     #[test]
     fn a_command_that_was_said_before_is_asked_by_its_last_byte() {
         let (ours, mut qemu) = UnixStream::pair().expect("a pair of sockets");
         qemu.set_nonblocking(true).expect("a socket");
         // QEMU's answers, ahead of the questions: the socket keeps them.
-        let greeting = r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 7}, "package": ""}, "capabilities": ["oob"]}}"#;
         let stopped = r#"{"timestamp": {"seconds": 7, "microseconds": 5}, "event": "STOP"}"#;
         let returned = r#"{"return": {}}"#;
         let off =
             r#"{"timestamp": {"seconds": 8, "microseconds": 0}, "event": "SHUTDOWN", "data": {"guest": true, "reason": "guest-shutdown"}}"#;
         let answers = [returned, stopped, returned, returned, off, stopped, returned].join("\r\n");
-        write!(qemu, "{greeting}\r\n{answers}\r\n").expect("it is written");
+        write!(qemu, "{GREETING}\r\n{answers}\r\n").expect("it is written");
         let mut said = || {
             let mut bytes = vec![0; 1024];
             let length = qemu.read(&mut bytes).unwrap_or(0);
@@ -433,6 +459,49 @@ mod tests {
         assert_eq!(said(), r#"{"execute":"cont"}"#);
         assert!(matches!(talk.answer(asked, PATIENCE), Ok(Some(Ok(_)))));
         assert_eq!(talk.stopped(), None, "it has switched itself off, and was not stopped");
+    }
+
+    #[test]
+    fn what_a_newer_qemu_tells_besides_is_passed_over() {
+        let (ours, mut qemu) = UnixStream::pair().expect("a pair of sockets");
+        let news = r#"{"timestamp": {"seconds": 9, "microseconds": 0}, "event": "NEVER_HEARD_OF", "data": {"new": ["kind"]}}"#;
+        let resumed = r#"{"timestamp": {"seconds": 9, "microseconds": 1}, "event": "RESUME"}"#;
+        let (returned, refused) = (r#"{"return": {}}"#, r#"{"error": {"class": "GenericError", "desc": "no"}}"#);
+        let answers = [GREETING, news, returned, resumed, news, refused, news, r#"{"return": 7}"#].join("\r\n");
+        write!(qemu, "{answers}\r\n").expect("it is written");
+        let mut talk = Talk::begin(ours, PATIENCE).expect("a conversation");
+        let [refused, answered] = [(); 2].map(|()| talk.ask(&qmp::stop {}).expect("it is asked"));
+        assert!(matches!(talk.answer(refused, PATIENCE), Ok(Some(Err(refusal))) if refusal.desc == "no"));
+        assert!(matches!(talk.answer(answered, PATIENCE), Ok(Some(Ok(value))) if value == 7));
+        assert_eq!(talk.went_on(), Some(Duration::new(9, 1_000)));
+    }
+
+    #[test]
+    fn a_guest_sleeps_until_it_is_woken() {
+        let (ours, mut qemu) = UnixStream::pair().expect("a pair of sockets");
+        let returned = r#"{"return": {}}"#;
+        let told = |event: &str| format!(r#"{{"timestamp": {{"seconds": 9, "microseconds": 0}}, "event": "{event}"}}"#);
+        let answers = [GREETING, returned, &told("SUSPEND"), returned, &told("SUSPEND_DISK"), returned, &told("WAKEUP"), returned];
+        write!(qemu, "{}\r\n", answers.join("\r\n")).expect("it is written");
+        let mut talk = Talk::begin(ours, PATIENCE).expect("a conversation");
+        let slept = [(); 3].map(|()| {
+            let asked = talk.ask(&qmp::stop {}).expect("it is asked");
+            assert!(matches!(talk.answer(asked, PATIENCE), Ok(Some(Ok(_)))));
+            talk.sleeps
+        });
+        assert_eq!(slept, [true, true, false]);
+    }
+
+    #[test]
+    fn a_line_that_comes_in_two_pieces_is_one() {
+        let (ours, mut qemu) = UnixStream::pair().expect("a pair of sockets");
+        write!(qemu, "{GREETING}\r\n{{\"return\": {{}}}}\r\n{{\"retu").expect("it is written");
+        let mut talk = Talk::begin(ours, PATIENCE).expect("a conversation");
+        let asked = talk.ask(&qmp::stop {}).expect("it is asked");
+        let waited = talk.answer(asked, Duration::from_millis(1));
+        assert!(waited.is_err_and(|error| is_timeout(&error)));
+        write!(qemu, "rn\": {{}}}}\r\n").expect("it is written");
+        assert!(matches!(talk.answer(asked, PATIENCE), Ok(Some(Ok(_)))));
     }
 
     #[test]

@@ -375,6 +375,7 @@ impl Part<Writer> for MachinePart {
             }
             status => self.before = status,
         }
+        self.machine.check_awake()?;
         if self.aside.check {
             self.untold.look(&self.machine, &self.base, storage.store(), &self.taken)?;
         }

@@ -12,6 +12,9 @@ pub struct BackupEntry {
     /// The experiment; none: every one of the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experiment: Option<String>,
+    /// How fast keepers send, in bytes a second; none: as the remote's entry says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
 }
 
 /// What `fermata backup REMOTE` did.

@@ -71,6 +71,9 @@ pub struct SwapOutcome {
     pub took_ms: f64,
     /// Bytes that the store gave back.
     pub freed_bytes: u64,
+    /// Why something of it is still here that should be gone, if so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
 }
 
 /// An experiment that was swapped in: what `fermata swapin` prints.

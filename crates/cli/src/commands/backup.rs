@@ -2,7 +2,7 @@
 
 use super::{
     Context, Result,
-    push::{Pace, is_left, text as copied_text, with_passphrase},
+    push::{Pace, text as copied_text, with_passphrase},
 };
 use crate::{
     out::{Paint, Style},
@@ -13,15 +13,15 @@ use crate::{
 use clap::Args;
 use fermata_api::{
     backups, local,
-    remotes::CopyRequest,
+    remotes::{Copied, CopyRequest},
     values::{BackedUp, BackupEntry, BackupStanding, Problem},
 };
 
 /// Keep a copy of every checkpoint on a remote
 ///
 /// Copies every checkpoint that the remote lacks, with branches, tags and golden images: of each experiment of the store, or of the one of -e. With --keep-up the keepers of
-/// running experiments go on with it by themselves, behind everybody else, in the time between checkpoints; it stays so when an experiment is brought back. Without a remote it
-/// says how far behind the copies are.
+/// running experiments go on with it by themselves, behind everybody else, in the time between checkpoints, and with --limit at most so fast; it stays so when an experiment is
+/// brought back. An experiment that cannot be copied keeps nothing from the others, and the exit status is 1. Without a remote it says how far behind the copies are.
 ///
 /// `fermata clone ADDRESS` brings everything back after a loss. A keeper takes a remote's passphrase from FERMATA_PASSPHRASE as it was when the experiment was started; a key file
 /// needs no such thing.
@@ -64,7 +64,7 @@ impl Backup {
             })?;
             return Ok(u8::from(standings.iter().any(|standing| standing.trouble.is_some())));
         };
-        let entry = BackupEntry { remote, experiment };
+        let entry = BackupEntry { remote, experiment, limit_bytes: request.limit_bytes };
         if self.leave_off {
             let kept = backups::leave(&store, &entry)?;
             let told = BackedUp { copied: Vec::new(), kept };
@@ -73,15 +73,18 @@ impl Backup {
             })?;
             return Ok(0);
         }
-        if self.keep_up {
+        let kept = if self.keep_up {
             // An address has no place where its key and its limit are remembered.
             backups::check_name(&store, &entry.remote)?;
-        }
+            // Whatever fails now, keepers try again.
+            backups::keep(&store, entry.clone())?
+        } else {
+            backups::kept(&store)?
+        };
         let request = with_passphrase(&store, request)?;
         let meter = Meter::new(out, "comparing");
         let copied = backups::back_up(&store, &request, &mut |activity| meter.show(&activity))?;
         drop(meter);
-        let kept = if self.keep_up { backups::keep(&store, entry.clone())? } else { backups::kept(&store)? };
         let told = BackedUp { copied, kept };
         out.answer(&told, |style| match out.quiet {
             true => String::new(),
@@ -93,7 +96,7 @@ impl Backup {
                 lines
             }
         })?;
-        Ok(u8::from(told.copied.iter().any(is_left)))
+        Ok(u8::from(told.copied.iter().any(Copied::is_partial)))
     }
 }
 

@@ -21,7 +21,7 @@ use fermata_api::{
 ///
 /// The checkpoints that lead from a good one to a bad one are searched by halves, as `git bisect run` does: of each that is tried a fork is made, virtual time passes, and a script runs.
 /// If it exits with 0 the checkpoint is good, with 125 it cannot be told, else it is bad. The forks end afterwards, and when the search fails or is interrupted; runs are not
-/// disturbed. The two ends are taken as they are said to be.
+/// disturbed. The two ends are taken as they are said to be. A checkpoint that is removed before it is its turn, as by the key `keep`, counts as one that cannot be told.
 ///
 /// The script is given to a shell of this host, with FERMATA_EXPERIMENT, FERMATA_RUN and FERMATA_CHECKPOINT in its environment; with --in to a shell in a guest.
 #[derive(Debug, Args)]
@@ -82,7 +82,15 @@ impl Bisect {
         let mut steps = Vec::new();
         while let Some(place) = search.next() {
             let checkpoint = &line[place];
-            let outcome = lab.one(&self.trial(checkpoint))?;
+            let outcome = match lab.one(&self.trial(checkpoint)) {
+                Err(_) if !lab.is_there(checkpoint.id) => {
+                    // As by a keeper that is to keep only some.
+                    context.out.note(&format!("{} was removed meanwhile, and is skipped", checkpoint.id.short()));
+                    search.tell(place, Verdict::Skip);
+                    continue;
+                }
+                outcome => outcome?,
+            };
             let verdict = Verdict::of(outcome.status);
             search.tell(place, verdict);
             let left = match search.left() {

@@ -31,15 +31,25 @@ impl Down {
     pub fn run(self, context: &Context) -> Result {
         let out = &context.out;
         if self.all {
-            let experiments = local::experiments(context.global.store.as_deref())?;
-            let ended: Vec<_> =
-                experiments.iter().map(|experiment| end(context, experiment, None)).collect::<std::result::Result<_, _>>()?;
-            out.answer(&ended, |_| ended.iter().map(|ended| text(ended, out.quiet)).collect())?;
-        } else {
-            let ended = end(context, &meant(context)?, self.run)?;
-            out.answer(&ended, |_| text(&ended, out.quiet))?;
+            return all(context);
         }
+        let ended = end(context, &meant(context)?, self.run)?;
+        out.answer(&ended, |_| text(&ended, out.quiet))?;
         Ok(0)
+    }
+}
+
+/// Ends all experiments. One that does not end keeps none of the others.
+fn all(context: &Context) -> Result {
+    let out = &context.out;
+    let experiments = local::experiments(context.global.store.as_deref())?;
+    let (ended, stay) = sorted(experiments.iter().map(|experiment| (experiment.name.as_str(), end(context, experiment, None))));
+    out.answer(&ended, |_| ended.iter().map(|ended| text(ended, out.quiet)).collect())?;
+    match stay {
+        None => Ok(0),
+        // There is one value, and it is printed.
+        Some(_) if out.is_json() => Ok(1),
+        Some(problem) => Err(problem.into()),
     }
 }
 
@@ -50,18 +60,29 @@ fn meant(context: &Context) -> std::result::Result<Experiment, Failure> {
     pick::living(context).or_else(|failure| if dead.len() == 1 { Ok(dead.swap_remove(0)) } else { Err(failure) })
 }
 
-fn end(context: &Context, experiment: &Experiment, run: Option<String>) -> std::result::Result<Ended, Failure> {
+/// What has ended; and what stays, with the reasons, if anything does.
+fn sorted<'a>(results: impl Iterator<Item = (&'a str, std::result::Result<Ended, Problem>)>) -> (Vec<Ended>, Option<Problem>) {
+    let (mut ended, mut stay) = (Vec::new(), Vec::new());
+    for (name, result) in results {
+        match result {
+            Ok(one) => ended.push(one),
+            Err(problem) => stay.push(format!("{name} did not end: {problem}")),
+        }
+    }
+    let problem = (!stay.is_empty()).then(|| Problem::new(stay.join("\n")));
+    (ended, problem)
+}
+
+fn end(context: &Context, experiment: &Experiment, run: Option<String>) -> std::result::Result<Ended, Problem> {
     let name = &experiment.name;
     if experiment.state == ExperimentState::Dead {
         if let Some(run) = run {
-            return Err(
-                Problem::new(format!("{name} is dead, and run {run} with it; `fermata down -e {name}` clears away what is left")).into()
-            );
+            return Err(Problem::new(format!("{name} is dead, and run {run} with it; `fermata down -e {name}` clears away what is left")));
         }
-        return Ok(local::bury(name)?);
+        return local::bury(name);
     }
     let keeper = local::client(name)?;
-    Ok(progress::during(&context.out, "ending", || keeper.activity(), || local::end(&keeper, name, run))?)
+    progress::during(&context.out, "ending", || keeper.activity(), || local::end(&keeper, name, run))
 }
 
 fn text(ended: &Ended, quiet: bool) -> String {
@@ -70,4 +91,19 @@ fn text(ended: &Ended, quiet: bool) -> String {
     }
     let runs = if ended.runs.is_empty() { String::new() } else { format!(": {}", text::harmless(&ended.runs.join(", "))) };
     format!("{} ended{runs}\n", text::harmless(&ended.experiment))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_fails_does_not_keep_the_others() {
+        let ended = |name: &str| Ended { experiment: name.into(), runs: vec!["main".into()] };
+        let results = [("a", Ok(ended("a"))), ("b", Err(Problem::new("it hangs"))), ("c", Ok(ended("c")))];
+        let (done, stay) = sorted(results.into_iter());
+        assert_eq!(done, [ended("a"), ended("c")]);
+        assert_eq!(stay.unwrap().message, "b did not end: it hangs");
+        assert_eq!(sorted([("a", Ok(ended("a")))].into_iter()), (vec![ended("a")], None));
+    }
 }

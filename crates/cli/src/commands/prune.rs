@@ -57,16 +57,26 @@ impl Prune {
             }
         }
         let mut pruned = housekeeping::prune(&stored.store, &request)?;
+        let mut trouble = None;
         if self.gc {
             let meter = Meter::new(out, "collecting");
             let options = CollectOptions::default();
-            pruned.collected = Some(housekeeping::collect(&stored.store, &options, &mut |activity| meter.show(&activity))?);
+            match housekeeping::collect(&stored.store, &options, &mut |activity| meter.show(&activity)) {
+                Ok(collected) => pruned.collected = Some(collected),
+                // What was removed is gone all the same, and is told.
+                Err(problem) => trouble = Some(problem),
+            }
         }
         out.answer(&pruned, |style| match out.quiet {
             true => pruned.checkpoints.iter().filter(|one| goes(one)).map(|one| format!("{}\n", one.id)).collect(),
             false => text(&pruned, style),
         })?;
-        Ok(pruned.collected.map_or(0, |collected| u8::from(!collected.damaged.is_empty())))
+        match trouble {
+            None => Ok(pruned.collected.map_or(0, |collected| u8::from(!collected.damaged.is_empty()))),
+            // There is one value, and it is printed.
+            Some(_) if out.is_json() => Ok(1),
+            Some(problem) => Err(problem.into()),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
 use clap::Args;
 use fermata_api::{
     local,
-    remotes::{self, Copied, CopiedImage, CopiedRef, CopyRequest, Encryption, ImageOutcome, Outcome, RefName, RemoteEntry},
+    remotes::{self, Broken, Copied, CopiedImage, CopiedRef, CopyRequest, Encryption, ImageOutcome, Outcome, RefName, RemoteEntry},
     spec::ByteSize,
     values::Problem,
 };
@@ -40,7 +40,8 @@ pub struct Push {
 ///
 /// Only what this store lacks travels. All that comes is checked before it is believed, and what was fetched before an interruption is not fetched again. Branches move
 /// along their lines; one that is elsewhere here, or that a run grows, is left, and the exit status is 1. Golden images that are nowhere on this host are made again among
-/// the images of the store, where checkpoints find them.
+/// the images of the store, where checkpoints find them. What is damaged there keeps nothing from the rest: checkpoints that need it are left out, as if they had been removed,
+/// and golden images are not made; the exit status is 1 then, too, and where one lacks on both sides, unless --no-images. `fermata remote verify --repair` mends the remote.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -54,7 +55,8 @@ pub struct Pull {
 
 /// Copy all checkpoints of a place into this store, and remember the place
 ///
-/// The same as `fermata remote add origin ADDRESS` and `fermata pull` of each experiment that is there.
+/// The same as `fermata remote add origin ADDRESS` and `fermata pull` of each experiment that is there. One that fails keeps nothing from the others, and the exit status is 1.
+/// It can be called again, and fetches what is still lacking.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -68,6 +70,9 @@ pub struct Clone {
     name: String,
     #[command(flatten)]
     pace: Pace,
+    /// Leave golden images where they are: whoever goes to the checkpoints has to have them
+    #[arg(long)]
+    no_images: bool,
 }
 
 #[derive(Debug, Args)]
@@ -154,25 +159,33 @@ impl Pull {
 impl Clone {
     pub fn run(self, context: &Context) -> Result {
         let store = local::store_path(context.global.store.clone());
-        let request = CopyRequest { remote: Some(self.address.clone()), ..self.pace.request() };
+        let request = CopyRequest { remote: Some(self.address.clone()), without_images: self.no_images, ..self.pace.request() };
         let request = with_passphrase(&store, request)?;
-        let all = remotes::experiments_on(&store, &request)?;
+        let mut wanted = remotes::experiments_on(&store, &request)?;
+        if let Some(experiment) = context.experiment() {
+            if !wanted.iter().any(|name| name == experiment) {
+                let there = wanted.join(", ");
+                return Err(Problem::new(format!("there is no checkpoint of {experiment} at {}, only of {there}", self.address)).into());
+            }
+            wanted = vec![experiment.to_owned()];
+        }
         let encryption = remotes::encryption(&store, &request)?;
-        remotes::add(&store, RemoteEntry::new(self.name, self.address, request.limit_bytes, encryption))?;
-        let wanted = all.into_iter().filter(|name| context.experiment().is_none_or(|wanted| wanted == name));
+        let entry = remotes::add_again(&store, RemoteEntry::new(self.name, self.address, request.limit_bytes, encryption))?;
         let mut copied = Vec::new();
         for experiment in wanted {
             let meter = Meter::new(&context.out, "comparing");
-            copied.push(remotes::pull(&store, &CopyRequest { experiment, ..request.clone() }, &mut |activity| meter.show(&activity))?);
+            let request = CopyRequest { experiment: experiment.clone(), ..request.clone() };
+            let pulled = remotes::pull(&store, &request, &mut |activity| meter.show(&activity));
+            copied.push(pulled.unwrap_or_else(|problem| Copied::failed(entry.address.clone(), experiment, problem)));
         }
         let out = &context.out;
-        out.answer(&copied, |style| {
-            copied
-                .iter()
-                .map(|copied| if out.quiet { format!("{}\n", copied.experiment) } else { text(copied, "fetched", style) })
-                .collect()
-        })?;
-        Ok(u8::from(copied.iter().any(is_left)))
+        let line = |copied: &Copied, style: &Style| match (out.quiet, &copied.trouble) {
+            (false, _) => text(copied, "fetched", style),
+            (true, None) => format!("{}\n", copied.experiment),
+            (true, Some(_)) => String::new(),
+        };
+        out.answer(&copied, |style| copied.iter().map(|copied| line(copied, style)).collect())?;
+        Ok(u8::from(copied.iter().any(Copied::is_partial)))
     }
 }
 
@@ -192,15 +205,14 @@ fn tell(context: &Context, copied: &Copied, verb: &str) -> Result {
         true => String::new(),
         false => text(copied, verb, style),
     })?;
-    Ok(u8::from(is_left(copied)))
-}
-
-pub(super) fn is_left(copied: &Copied) -> bool {
-    copied.refs.iter().any(|name| matches!(name.outcome, Outcome::Left { .. }))
+    Ok(u8::from(copied.is_partial()))
 }
 
 pub(super) fn text(copied: &Copied, verb: &str, style: &Style) -> String {
-    let Copied { remote, experiment, checkpoints, packs, bytes, images, refs, gone } = copied;
+    let Copied { remote, experiment, checkpoints, packs, bytes, images, refs, gone, left_out, trouble } = copied;
+    if let Some(trouble) = trouble {
+        return style.paint(Paint::Bad, &format!("{}: nothing was {verb}: {}\n", text::harmless(experiment), text::harmless(trouble)));
+    }
     let mut lines = format!(
         "{}: {} {verb}, {} in {} ({})\n",
         style.paint(Paint::Name, &text::harmless(experiment)),
@@ -216,7 +228,13 @@ pub(super) fn text(copied: &Copied, verb: &str, style: &Style) -> String {
                 format!("  golden image {} is {} now\n", id.short(), text::harmless(&path.display().to_string()))
             }
             ImageOutcome::Lacking { why } => style.paint(Paint::Bad, &format!("  not on the remote either: {}\n", text::harmless(why))),
+            ImageOutcome::Damaged { why } => {
+                style.paint(Paint::Bad, &format!("  golden image {} was not made: {}\n", id.short(), text::harmless(why)))
+            }
         };
+    }
+    for Broken { checkpoint, why } in left_out {
+        lines += &style.paint(Paint::Bad, &format!("  {} was left out: {}\n", checkpoint.short(), text::harmless(why)));
     }
     for CopiedRef { name, checkpoint, outcome } in refs {
         let name = match name {
@@ -262,23 +280,48 @@ mod tests {
             ImageOutcome::Sent,
             ImageOutcome::Fetched { path: "/store/images/b.raw".into() },
             ImageOutcome::Lacking { why: "golden image c is not on this host".into() },
+            ImageOutcome::Damaged { why: "a block is gone".into() },
         ];
         let images = images.into_iter().zip(1..).map(|(outcome, id)| CopiedImage { id: ImageId([id; 32]), outcome }).collect();
         let (remote, experiment) = ("/nas".into(), "tryout".into());
-        let mut copied = Copied { remote, experiment, checkpoints: 3, packs: 1, bytes: 5 << 20, images, refs, gone: vec![id(7)] };
+        let left_out = vec![Broken { checkpoint: id(8), why: "a page is in no pack".into() }];
+        let mut copied = Copied {
+            remote,
+            experiment,
+            checkpoints: 3,
+            packs: 1,
+            bytes: 5 << 20,
+            images,
+            refs,
+            gone: vec![id(7)],
+            left_out,
+            ..Copied::default()
+        };
         let expected = "\
 tryout: 3 checkpoints sent, 5.0 MiB in 1 pack (/nas)
   golden image 010101010101 was sent
   golden image 020202020202 is /store/images/b.raw now
   not on the remote either: golden image c is not on this host
+  golden image 040404040404 was not made: a block is gone
+  080808080808 was left out: a page is in no pack
   main moved to 030303030303
   what-if was left at 090909090909: 040404040404 is not on its line, or a run grows it; --force moves it all the same
   #good is new, at 020202020202
   removed here before they could be sent: 1 checkpoint
 ";
         assert_eq!(text(&copied, "sent", &Style::default()), expected);
-        assert!(is_left(&copied));
+        // What is not where it was to be, one after the other.
+        assert!(copied.is_partial());
         copied.refs.remove(2);
-        assert!(!is_left(&copied));
+        assert!(copied.is_partial());
+        copied.left_out.clear();
+        assert!(copied.is_partial());
+        copied.images.pop();
+        assert!(copied.is_partial());
+        copied.images.pop();
+        assert!(!copied.is_partial());
+        let failed = Copied::failed("/nas".into(), "other".into(), Problem::new("it is gone"));
+        assert!(failed.is_partial());
+        assert_eq!(text(&failed, "fetched", &Style::default()), "other: nothing was fetched: it is gone\n");
     }
 }

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 /// Receive the commits of programs' critical data areas: a second copy, from which an area opens when its program or its host is gone
 ///
-/// A program says `back_up_to` with this socket, and each of its commits goes here, too. It becomes a checkpoint of the store: `fermata log -e AREA` lists them, and when the program has ended, the area opens from this store as at
+/// A program says `back_up_to` with this socket, and each of its commits goes here, too. It becomes a checkpoint of the store: `fermata log -e AREA` lists them, and when the program has ended, or nothing has been heard of it for half a minute, the area opens from this store as at
 /// the last commit. The socket is for this user alone. From another host it is reached by a tunnel of SSH.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\

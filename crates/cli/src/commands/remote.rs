@@ -16,6 +16,7 @@ use clap::{Args, Subcommand};
 use fermata_api::{
     local,
     remote_prune::{self, RemotePruneRequest},
+    remote_verify::{self, RemoteVerified},
     remotes::{self, CopyRequest, Encryption, RemoteEntry},
     spec::{ByteSize, Keep},
     values::RemotePruned,
@@ -41,7 +42,8 @@ Examples:
   fermata remote add nas /mnt/nas/fermata --plain --limit 50M
   fermata remote
   fermata push nas
-  fermata remote prune nas --keep 'last 20, every 1d'")]
+  fermata remote prune nas --keep 'last 20, every 1d'
+  fermata remote verify nas")]
 pub struct Remote {
     #[command(subcommand)]
     what: Option<What>,
@@ -52,6 +54,12 @@ Examples:
   fermata remote prune nas --keep 'last 20, every 1h for 7d, every 1d' --dry-run
   fermata remote prune nas 3f2a9c1b 77e0a1c2
   fermata remote prune nas";
+
+const VERIFY_EXAMPLES: &str = "\
+Examples:
+  fermata remote verify nas
+  fermata remote verify nas --repair
+  fermata remote verify nas -e replicas --json";
 
 #[derive(Debug, Subcommand)]
 enum What {
@@ -74,6 +82,13 @@ enum What {
     /// waited for. One that gives no sign of life for five minutes ends this with an error.
     #[command(after_long_help = PRUNE_EXAMPLES)]
     Prune(Prune),
+    /// Look whether all that the checkpoints at a place are made of is still there
+    ///
+    /// Of each experiment there, or of the one of -e, every page, node and blob is looked for in what the packs there say that they have. A pack that is gone, cut short or not to be read
+    /// is found so; what is within one is checked when it is fetched. The exit status is 1 if a checkpoint is not whole. With --repair what it lacks is sent again, as far as it is here: a
+    /// mere `fermata push` sends nothing of a checkpoint that is there. Golden images that are on this host come along.
+    #[command(after_long_help = VERIFY_EXAMPLES)]
+    Verify(Verify),
     /// Forget a place; what is there stays
     Rm {
         /// Its name here
@@ -130,6 +145,34 @@ impl Prune {
 }
 
 #[derive(Debug, Args)]
+struct Verify {
+    /// Its name here [default: the only one, or origin]
+    name: Option<String>,
+    /// Send again what is not there, as far as it is here
+    #[arg(long)]
+    repair: bool,
+    #[command(flatten)]
+    pace: Pace,
+}
+
+impl Verify {
+    fn run(self, context: &Context, store: &Path) -> Result {
+        let Self { name, repair, pace } = self;
+        let out = &context.out;
+        let experiment = context.experiment().unwrap_or_default().to_owned();
+        let request = with_passphrase(store, CopyRequest { remote: name, experiment, ..pace.request() })?;
+        let meter = Meter::new(out, "looking what is there");
+        let found = remote_verify::verify(store, &request, repair, &mut |activity| meter.show(&activity))?;
+        drop(meter);
+        out.answer(&found, |style| match out.quiet {
+            true => found.broken().map(|broken| format!("{}\n", broken.checkpoint)).collect(),
+            false => verified_text(&found, style),
+        })?;
+        Ok(u8::from(found.broken().next().is_some()))
+    }
+}
+
+#[derive(Debug, Args)]
 struct Secrecy {
     #[command(flatten)]
     encrypt: Encrypt,
@@ -160,6 +203,7 @@ impl Remote {
                 out.answer(&entry, |style| if out.quiet { entry.name.clone() } else { list(std::slice::from_ref(&entry), style) })?;
             }
             Some(What::Prune(prune)) => prune.run(context, &store)?,
+            Some(What::Verify(verify)) => return verify.run(context, &store),
             Some(What::Rm { name }) => {
                 let entry = remotes::forget(&store, &name)?;
                 out.answer(&entry, |_| match out.quiet {
@@ -210,6 +254,39 @@ fn pruned_text(pruned: &RemotePruned, style: &Style) -> String {
     lines
 }
 
+fn verified_text(found: &RemoteVerified, style: &Style) -> String {
+    let RemoteVerified { remote, experiments, unreadable, repaired } = found;
+    let mut table = Table::bare(&[Set::Left, Set::Left, Set::Left]);
+    for experiment in experiments {
+        for broken in &experiment.broken {
+            table.row(vec![
+                Cell::new(Paint::Id, broken.checkpoint.short()),
+                Cell::new(Paint::Name, text::harmless(&experiment.experiment)),
+                Cell::new(Paint::Bad, text::harmless(&broken.why)),
+            ]);
+        }
+    }
+    let (all, broken) = (experiments.iter().map(|experiment| experiment.checkpoints).sum::<u64>(), found.broken().count() as u64);
+    let mut lines = if broken == 0 { String::new() } else { table.render(style) };
+    for why in unreadable {
+        lines += &format!("of no use: {}\n", text::harmless(why));
+    }
+    if let Some(repaired) = repaired {
+        for failed in &repaired.failed {
+            let line = format!("{} could not be sent again: {}\n", failed.checkpoint.short(), text::harmless(&failed.why));
+            lines += &style.paint(Paint::Bad, &line);
+        }
+        lines += &format!(
+            "{} whole again, {} sent in {}\n",
+            text::several(repaired.checkpoints, "checkpoint"),
+            text::bytes(repaired.bytes),
+            text::several(repaired.packs, "pack")
+        );
+    }
+    lines += &format!("{}, of which {} not whole ({})\n", text::several(all, "checkpoint"), text::count(broken), text::harmless(remote));
+    lines
+}
+
 fn list(all: &[RemoteEntry], style: &Style) -> String {
     let mut table = Table::bare(&[Set::Left, Set::Left, Set::Left, Set::Left]);
     for entry in all {
@@ -227,4 +304,37 @@ fn list(all: &[RemoteEntry], style: &Style) -> String {
         ]);
     }
     table.render(style)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::samples::id;
+    use fermata_api::{
+        remote_verify::{ExperimentThere, Repaired},
+        remotes::Broken,
+    };
+
+    #[test]
+    fn what_a_remote_lacks_is_told() {
+        let broken = |checkpoint, why: &str| Broken { checkpoint: id(checkpoint), why: why.into() };
+        let of = |experiment: &str, checkpoints, broken| ExperimentThere { experiment: experiment.into(), checkpoints, broken };
+        let mut found = RemoteVerified {
+            remote: "/nas".into(),
+            experiments: vec![of("lab", 3, vec![]), of("other", 2, vec![broken(7, "a page is in no pack")])],
+            unreadable: ["a pack is damaged".to_owned()].into(),
+            repaired: None,
+        };
+        let words = |found: &RemoteVerified| {
+            let text = verified_text(found, &Style::default());
+            text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
+        };
+        let mut expected =
+            vec!["070707070707 other a page is in no pack", "of no use: a pack is damaged", "5 checkpoints, of which 1 not whole (/nas)"];
+        assert_eq!(words(&found), expected);
+        found.repaired = Some(Repaired { checkpoints: 1, packs: 2, bytes: 5 << 20, failed: vec![broken(7, "it is not here")] });
+        expected.insert(2, "070707070707 could not be sent again: it is not here");
+        expected.insert(3, "1 checkpoint whole again, 5.0 MiB sent in 2 packs");
+        assert_eq!(words(&found), expected);
+    }
 }

@@ -54,6 +54,7 @@ pub fn checkpoint(number: u8, parent: Option<u8>, branch: &str) -> Checkpoint {
             },
         ],
         images: vec![],
+        events: None,
         network: None,
         down: vec![],
         links: vec![],

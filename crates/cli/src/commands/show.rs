@@ -12,7 +12,7 @@ use clap::Args;
 use fermata_api::{
     local,
     types::{Composition, PAGE_SIZE, PageCounts, Root, Use},
-    values::{Checkpoint, FreeSpace, LinkEnd, Part, SavedBytes},
+    values::{Checkpoint, Events, FreeSpace, LinkEnd, Part, SavedBytes},
 };
 use std::collections::BTreeMap;
 
@@ -139,6 +139,11 @@ fn facts(checkpoint: &Checkpoint, style: &Style) -> String {
     }
     fact("created", text::harmless(&checkpoint.created).into());
     fact("virtual time", text::instant(checkpoint.time_virtual_ns).into());
+    if let Some(Events { happened, all, waiting }) = &checkpoint.events {
+        let waiting =
+            if waiting.is_empty() { String::new() } else { format!("; waiting for the guest: {}", text::harmless(&waiting.join(", "))) };
+        fact("events", format!("{happened} of {all} happened{waiting}").into());
+    }
     if let Some(perturbation) = &checkpoint.perturbation {
         fact("perturbed", perturbation.to_string().into());
     }
@@ -351,6 +356,19 @@ mod tests {
             ["free        25,600 pages  ext4 at byte 0: known to be free", "0 pages  ext4 at byte 1048576: all is kept, it has no journal"]
         {
             assert!(shown.contains(words), "{shown}");
+        }
+    }
+
+    #[test]
+    fn events_are_told_and_what_waits_for_a_guest() {
+        let mut checkpoint = history()[1].clone();
+        for (waiting, expected) in [
+            (vec![], "1 of 3 happened\n"),
+            (vec!["event 2", "address of a:eth1"], "1 of 3 happened; waiting for the guest: event 2, address of a:eth1\n"),
+        ] {
+            checkpoint.events = Some(Events { happened: 1, all: 3, waiting: waiting.into_iter().map(str::to_owned).collect() });
+            let shown = facts(&checkpoint, &Style::default());
+            assert!(shown.contains(&format!("events        {expected}")), "{shown}");
         }
     }
 

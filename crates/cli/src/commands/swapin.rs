@@ -2,14 +2,20 @@
 
 use super::{
     Context, Result, goto,
-    push::{Pace, only_one, with_passphrase},
+    push::{only_one, with_passphrase},
+    swapout::Line,
 };
-use crate::{complete, out::Style, progress::Meter, text};
+use crate::{
+    complete,
+    out::{Failure, Style},
+    progress::Meter,
+    text,
+};
 use clap::Args;
 use fermata_api::{
     local,
     swapping::{self, SwapInRequest},
-    values::{Problem, SwappedIn},
+    values::{Problem, SwappedIn, SwappedOut},
 };
 
 /// Bring back an experiment that was swapped out
@@ -39,14 +45,15 @@ pub struct Swapin {
     #[arg(long)]
     paused: bool,
     #[command(flatten)]
-    pace: Pace,
+    line: Line,
 }
 
 impl Swapin {
     pub fn run(self, context: &Context) -> Result {
         let store = local::store_path(context.global.store.clone());
-        let Self { name, from, eager, paused, pace } = self;
-        let mut copy = pace.request();
+        let Self { name, from, eager, paused, line } = self;
+        let is_given = line.is_given();
+        let mut copy = line.request();
         let known = swapping::swapped(&store)?;
         let named = name.or_else(|| context.experiment().map(str::to_owned));
         let recorded =
@@ -62,6 +69,9 @@ impl Swapin {
                 })?);
         }
         copy.remote = from.or_else(|| experiment.as_deref().and_then(recorded));
+        if let (true, None, Some(name)) = (is_given, &copy.remote, &experiment) {
+            check_elsewhere(&known, name)?;
+        }
         if copy.remote.is_some() {
             copy = with_passphrase(&store, copy)?;
         }
@@ -81,6 +91,14 @@ impl Swapin {
     }
 }
 
+/// What is said of a remote would do nothing for an experiment that stands here.
+fn check_elsewhere(known: &[SwappedOut], name: &str) -> std::result::Result<(), Failure> {
+    match known.iter().any(|swapped| swapped.experiment == name && swapped.remote.is_none()) {
+        true => Err(Failure::Misuse(format!("--limit and --key-file are about a remote, and {name} is in the store: leave them out"))),
+        false => Ok(()),
+    }
+}
+
 fn text(back: &SwappedIn, quiet: bool, style: &Style) -> String {
     let resumed = goto::text(&back.resumed, "is back at", quiet, style);
     match &back.loading {
@@ -90,5 +108,33 @@ fn text(back: &SwappedIn, quiet: bool, style: &Style) -> String {
         Some(loading) => {
             format!("{resumed}\n{} still come from {}", text::bytes(loading.away_bytes), text::harmless(&loading.remote))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::samples::id;
+    use fermata_api::remotes::{Encryption, RemoteEntry};
+
+    #[test]
+    fn what_is_said_of_a_remote_needs_one() {
+        let swapped = |name: &str, remote| SwappedOut {
+            experiment: name.into(),
+            branch: "main".into(),
+            checkpoint: id(3),
+            time_virtual_ns: 4,
+            swapped_ns: 0,
+            swapped: "2026-11-23T08:00:00Z".into(),
+            remote,
+            spec: serde_json::Value::Null,
+            machines: vec![],
+            working_sets: [].into(),
+        };
+        let nas = RemoteEntry::new("nas".into(), "/nas".into(), None, Encryption::None);
+        let known = [swapped("here", None), swapped("there", Some(nas))];
+        assert_eq!(check_elsewhere(&known, "here").unwrap_err().status(), 2);
+        assert!(check_elsewhere(&known, "there").is_ok());
+        assert!(check_elsewhere(&known, "nowhere").is_ok(), "that it is not swapped out is told later");
     }
 }

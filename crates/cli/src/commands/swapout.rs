@@ -1,9 +1,6 @@
 //! `fermata swapout`: an experiment leaves this host, but for a record of where it is.
 
-use super::{
-    Context, Failure, Result,
-    push::{Pace, with_passphrase},
-};
+use super::{Context, Failure, Result, push::with_passphrase};
 use crate::{
     out::{Paint, Style},
     pick,
@@ -12,9 +9,12 @@ use crate::{
 };
 use clap::Args;
 use fermata_api::{
+    remotes::{self, CopyRequest},
+    spec::ByteSize,
     swapping::{self, SwapOutRequest},
     values::{Problem, SwapOutcome},
 };
+use std::path::PathBuf;
 
 /// Stop an experiment, and leave nothing of it on this host but a record
 ///
@@ -38,15 +38,39 @@ pub struct Swapout {
     #[arg(long, requires = "to")]
     no_images: bool,
     #[command(flatten)]
-    pace: Pace,
+    line: Line,
+}
+
+/// How a remote is reached. What is swapped goes over one line at a time, so there is no number to say.
+#[derive(Debug, Args)]
+pub(super) struct Line {
+    /// How many bytes a second may travel: 50M [default: what `fermata remote add` was told]
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<ByteSize>,
+    /// What the remote is encrypted with, if it was not named with it; a passphrase is taken from $FERMATA_PASSPHRASE, or asked for
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+}
+
+impl Line {
+    /// Whether anything was said of it.
+    pub(super) fn is_given(&self) -> bool {
+        self.limit.is_some() || self.key_file.is_some()
+    }
+
+    pub(super) fn request(self) -> CopyRequest {
+        let (passphrase, limit_bytes) = (remotes::passphrase(), self.limit.map(ByteSize::bytes));
+        CopyRequest { limit_bytes, key_file: self.key_file, passphrase, ..CopyRequest::default() }
+    }
 }
 
 impl Swapout {
     pub fn run(self, context: &Context) -> Result {
         let experiment = pick::living(context)?;
-        let Self { to, keep, no_images, pace } = self;
+        let Self { to, keep, no_images, line } = self;
         let store = experiment.store;
-        let mut copy = pace.request();
+        let is_given = line.is_given();
+        let mut copy = line.request();
         copy.experiment.clone_from(&experiment.name);
         copy.without_images = no_images;
         let to = match to {
@@ -54,7 +78,7 @@ impl Swapout {
                 copy.remote = Some(remote);
                 Some(with_passphrase(&store, copy)?)
             }
-            None if copy.limit_bytes.is_some() || copy.key_file.is_some() => {
+            None if is_given => {
                 return Err(Failure::Misuse("--limit and --key-file are about a remote: name it with --to".to_owned()));
             }
             None => None,
@@ -70,12 +94,13 @@ impl Swapout {
         let outcome = swapping::swap_out(&store, &request, left, &mut |activity| meter.show(&activity))?;
         drop(meter);
         context.out.answer(&outcome, |style| text(&outcome, context.out.quiet, style))?;
-        Ok(0)
+        // It is out, and not all of it has left this host.
+        Ok(u8::from(outcome.trouble.is_some()))
     }
 }
 
 fn text(outcome: &SwapOutcome, quiet: bool, style: &Style) -> String {
-    let SwapOutcome { swapped, rounds, stopped_ms, took_ms, freed_bytes } = outcome;
+    let SwapOutcome { swapped, rounds, stopped_ms, took_ms, freed_bytes, trouble } = outcome;
     if quiet {
         return format!("{}\n", swapped.checkpoint);
     }
@@ -98,13 +123,17 @@ fn text(outcome: &SwapOutcome, quiet: bool, style: &Style) -> String {
             text::ms(*took_ms)
         );
     }
+    if let Some(trouble) = trouble {
+        told += &style.paint(Paint::Bad, &format!("  {}\n", text::harmless(trouble)));
+    }
     told
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::samples::id;
+    use crate::{args::Cli, commands::samples::id};
+    use clap::Parser;
     use fermata_api::{
         remotes::{Encryption, RemoteEntry},
         values::{SwapRound, SwappedOut},
@@ -132,15 +161,27 @@ mod tests {
             stopped_ms: 120.0,
             took_ms: 3000.0,
             freed_bytes: 50 << 20,
+            trouble: None,
         };
         let expected = "\
 tryout is swapped out at 030303030303, 4.000s, on nas (/nas); 120 ms after its machines stopped
   43.0 MiB sent while they ran, in 2 rounds; 1.0 MiB while they stood; 50.0 MiB freed here; 3.00 s in all
 ";
         assert_eq!(text(&outcome, false, &Style::default()), expected);
+        outcome.trouble = Some("its checkpoints are still here: no room".into());
+        assert_eq!(text(&outcome, false, &Style::default()), format!("{expected}  its checkpoints are still here: no room\n"));
+        outcome.trouble = None;
         outcome.swapped.remote = None;
         let told = text(&outcome, false, &Style::default());
         assert!(told.contains("4.000s, in the store;") && told.lines().count() == 1, "{told}");
         assert_eq!(text(&outcome, true, &Style::default()), format!("{}\n", id(3)));
+    }
+
+    #[test]
+    fn what_would_do_nothing_cannot_be_said() {
+        let parse = |line: &str| Cli::try_parse_from(line.split(' ')).is_ok();
+        assert!(parse("fermata swapout --to nas --limit 20M --no-images") && parse("fermata swapin lab --from nas --limit 20M"));
+        assert!(!parse("fermata swapout --to nas --jobs 8") && !parse("fermata swapin lab --from nas --jobs 8"));
+        assert!(!parse("fermata swapout --no-images"));
     }
 }

@@ -59,6 +59,9 @@ pub struct Up {
     /// Serve metrics for Prometheus on a TCP port of this host, such as 127.0.0.1:9464: anybody on it may read them
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
+    /// Boot though an experiment of this name is swapped out: its record is gone then, and its checkpoints stay
+    #[arg(long)]
+    force: bool,
     /// Stay, and keep the experiment in this process until it ends
     #[arg(long)]
     foreground: bool,
@@ -146,7 +149,7 @@ fn disk(given: PathBuf) -> Disk {
 impl Up {
     pub fn run(self, context: &Context) -> Result {
         let (every, capture, tracker, exact) = (self.every, self.capture, self.tracker, self.exact);
-        let (keep, metrics, foreground) = (self.keep.clone(), self.metrics, self.foreground);
+        let (keep, metrics, force, foreground) = (self.keep.clone(), self.metrics, self.force, self.foreground);
         let request = UpRequest {
             spec: self.spec()?,
             every_ms: every.map(|every| every.duration().as_millis() as u64),
@@ -156,6 +159,7 @@ impl Up {
             exact,
             store: local::store_path(context.global.store.clone()),
             metrics,
+            force,
         };
         let tell = |experiment: &Experiment| context.out.answer(experiment, |style| text(experiment, context.out.quiet, style));
         if foreground {

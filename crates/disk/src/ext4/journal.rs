@@ -1,6 +1,6 @@
 //! The journal (jbd2): which blocks of the file system have a newer, committed content in it, as a recovery would find them.
 
-use super::{Known, Layout, Source, be16, be32, crc32c::crc32c, unclear};
+use super::{Known, Layout, Source, Unclear, be16, be32, crc32c::crc32c, unclear};
 use std::collections::HashMap;
 
 const MAGIC: u32 = 0xc03b_3998;
@@ -17,8 +17,8 @@ const CSUM_V3: u32 = 0x10;
 /// Revocations, wide block numbers, checksums. Not asynchronous commits, whose record may be there before what it commits, and not fast commits.
 const INCOMPAT_KNOWN: u32 = 0x1 | WIDE | CSUM_V2 | CSUM_V3;
 const CRC32C: u8 = 4;
-/// Blocks that one transaction may revoke.
-const REVOKED_MAX: usize = 1 << 22;
+/// What a journal says of blocks of the file system, in copies and revocations: a journal of 4 GiB in blocks of 4 KiB has no more copies.
+const ENTRIES_MAX: usize = 1 << 20;
 
 /// The transaction whose commit record begins with these bytes, if they are a commit record.
 pub fn committed(header: &[u8; HEADER]) -> Option<u32> {
@@ -136,6 +136,11 @@ impl Superblock {
     }
 }
 
+fn spend(left: &mut usize, entries: usize) -> Known<()> {
+    *left = left.checked_sub(entries).ok_or_else(|| Unclear("its journal has more entries than are looked at".into()))?;
+    Ok(())
+}
+
 impl<'a> Recovered<'a> {
     /// Follows the journal from its tail to the newest commit record. Reads each descriptor, and no copies.
     pub fn read(source: &'a dyn Source, layout: &'a Layout) -> Known<Self> {
@@ -149,7 +154,7 @@ impl<'a> Recovered<'a> {
         let mut recovered = Self { source, layout, newest: sequence.wrapping_sub(1), journal, copies: HashMap::new() };
         let mut block = vec![0; layout.block_size as usize];
         let (mut copies, mut revoked) = (Vec::new(), Vec::new());
-        let mut steps = 0;
+        let (mut steps, mut left) = (0, ENTRIES_MAX);
         while steps < recovered.journal.blocks {
             source.read(layout.byte(layout.journal_block(within)?), &mut block)?;
             if be32(&block, 0) != MAGIC || be32(&block, 8) != sequence {
@@ -160,16 +165,19 @@ impl<'a> Recovered<'a> {
             let tail = block.len() - 4;
             match be32(&block, 4) {
                 DESCRIPTOR if recovered.journal.fits(&block, tail) => {
-                    for (number, copy) in recovered.journal.tags(&block, sequence) {
+                    let tags = recovered.journal.tags(&block, sequence);
+                    spend(&mut left, tags.len())?;
+                    for (number, copy) in tags {
                         copies.push((number, Copy { within, ..copy }));
                         within = recovered.journal.after(within);
                         steps += 1;
                     }
                 }
-                REVOKE if revoked.len() > REVOKED_MAX => {
-                    return unclear("a transaction in its journal revokes more blocks than are looked at");
+                REVOKE if recovered.journal.fits(&block, tail) => {
+                    let mut numbers = recovered.journal.revoked(&block);
+                    spend(&mut left, numbers.len())?;
+                    revoked.append(&mut numbers);
                 }
-                REVOKE if recovered.journal.fits(&block, tail) => revoked.append(&mut recovered.journal.revoked(&block)),
                 // The checksum follows its kind and size behind the header.
                 COMMIT if recovered.journal.fits(&block, HEADER + 4) => {
                     recovered.copies.extend(copies.drain(..));

@@ -232,8 +232,18 @@ impl Layout {
         match gapless {
             None | Some(0) => unclear("its journal has holes"),
             Some(blocks) if u64::from(blocks) * u64::from(self.block_size) > JOURNAL_MAX => unclear("its journal is larger than 4 GiB"),
-            Some(_) => Ok(()),
+            Some(_) => self.check_journal_blocks(),
         }
+    }
+
+    /// Each block of the journal is one block of it. Else a single write would be a write into a thousand of them.
+    fn check_journal_blocks(&self) -> Known<()> {
+        let mut places: Vec<_> = self.journal.iter().map(|extent| extent.block..extent.block + u64::from(extent.count)).collect();
+        places.sort_unstable_by_key(|place| place.start);
+        if places.windows(2).any(|pair| pair[0].end > pair[1].start) {
+            return unclear("the map of its journal names a block twice");
+        }
+        Ok(())
     }
 
     fn check_block(&self, block: u64) -> Known<()> {

@@ -1,7 +1,7 @@
 //! Real file systems, made by e2fsprogs, and what e2fsprogs says of them.
 
 use super::{Layout, Source, Unclear, free, journal::Recovered, partitions};
-use crate::{Error, Result};
+use crate::{Error, Result, freed::Watch};
 use fermata_types::PageSet;
 use proptest::prelude::*;
 use std::{fs, path::Path, process::Command};
@@ -186,6 +186,78 @@ fn what_is_not_understood_says_why() {
     let nothing = Image(vec![0; 1 << 20]);
     assert_eq!(Layout::read(&nothing, 0).unwrap(), None);
     assert_eq!(Layout::read(&nothing, (1 << 20) - 512).unwrap(), None);
+}
+
+#[test]
+fn a_journal_that_lies_over_itself_is_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("folded.raw");
+    make(&path, 32, &["-b", "4096"]);
+    let mut image = Image(fs::read(&path).unwrap());
+    let first = Layout::read(&image, 0).unwrap().unwrap().journal.last().unwrap().block as u32 + 256;
+    // The journal's inode is number 8. Behind the head of its map lie the pieces: where in the journal, how many blocks, and where in the file system.
+    let table = super::le32(&image.0, 4096 + 8) as usize * 4096;
+    let map = table + 7 * usize::from(super::le16(&image.0, 1024 + 0x58)) + 0x28;
+    assert_eq!([0, 6].map(|at| super::le16(&image.0, map + at)), [0xf30a, 0], "a map without further nodes");
+    image.0[map + 2..map + 4].copy_from_slice(&2u16.to_le_bytes());
+    let mut read_with = |second: u32| {
+        for (entry, (within, block)) in [(0, first), (256, second)].into_iter().enumerate() {
+            let at = map + 12 + 12 * entry;
+            image.0[at..at + 12].fill(0);
+            image.0[at..at + 4].copy_from_slice(&u32::to_le_bytes(within));
+            image.0[at + 4..at + 6].copy_from_slice(&256u16.to_le_bytes());
+            image.0[at + 8..at + 12].copy_from_slice(&block.to_le_bytes());
+        }
+        Layout::read(&image, 0)
+    };
+    assert!(read_with(first + 256).unwrap().is_some());
+    assert!(matches!(read_with(first + 255), Err(Unclear(why)) if why.contains("twice")));
+    // The later piece may lie before the earlier one.
+    assert!(read_with(first - 256).unwrap().is_some());
+    assert!(matches!(read_with(first - 255), Err(Unclear(why)) if why.contains("twice")));
+}
+
+#[test]
+fn a_journal_that_says_too_much_is_unclear() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("talkative.raw");
+    make(&path, 256, &["-b", "65536"]);
+    let mut image = Image(fs::read(&path).unwrap());
+    let layout = Layout::read(&image, 0).unwrap().unwrap();
+    let mut put = |within: u32, fields: &[(usize, u32)]| {
+        let block = layout.byte(layout.journal_block(within).unwrap()) as usize;
+        fields.iter().for_each(|(at, value)| image.0[block + at..block + at + 4].copy_from_slice(&value.to_be_bytes()));
+    };
+    // It begins with transaction 1 in its block 1, and has no checksums. There are blocks that revoke sixteen thousand others each.
+    put(0, &[(0x18, 1), (0x1c, 1), (0x28, 1)]);
+    (1..80).for_each(|within| put(within, &[(0, 0xc03b_3998), (4, 5), (8, 1), (12, 65536)]));
+    assert!(matches!(Recovered::read(&image, &layout), Err(Unclear(why)) if why.contains("more entries")));
+    // With a third of them it is read to its end.
+    image.0[layout.byte(layout.journal_block(25).unwrap()) as usize..][..4].fill(0);
+    assert!(Recovered::read(&image, &layout).is_ok());
+}
+
+#[test]
+fn a_file_system_around_another_is_not_watched() {
+    let dir = tempfile::tempdir().unwrap();
+    let [inner, outer] = [("inner.raw", 24), ("outer.raw", 64)].map(|(name, mib)| {
+        let path = dir.path().join(name);
+        make(&path, mib, &["-b", "4096"]);
+        fs::read(&path).unwrap()
+    });
+    let start = 36 << 20;
+    let mut image = Image(outer);
+    image.0[start..start + inner.len()].copy_from_slice(&inner);
+    image.0[446 + 4] = 0x83;
+    image.0[446 + 8..446 + 12].copy_from_slice(&(start as u32 / 512).to_le_bytes());
+    image.0[510..512].copy_from_slice(&[0x55, 0xaa]);
+    let mut watch = Watch::new(true);
+    watch.look(&image);
+    let headers = watch.headers(&(0..image.size()));
+    assert!(!headers.is_empty() && headers.iter().all(|(file_system, at)| *file_system == 1 && *at > start as u64));
+    let why = watch.freed(&image).spaces.into_iter().map(|space| space.unclear.unwrap_or_default());
+    let why: Vec<_> = why.collect();
+    assert!(why[0].contains("begins within it") && why[1].contains("commit twice"), "{why:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What holds for a network at work, whatever is done to it: with rings in the memory of guests, and neither threads nor real time. The test is the network's thread,
 //! QEMU, and each guest's driver, and it moves the clock.
 
-use super::{Shared, Snapshot, WAITING_MAX};
+use super::{Shared, Snapshot, WAITING_FRAMES_MAX, WAITING_MAX};
 use crate::{
     Clock, Interface, InterfaceId, Lan, Link, Mac, Port, Shape, Topology, World,
     device::{Nic, RECEIVE, SEND},
@@ -406,22 +406,23 @@ fn shape() -> impl Strategy<Value = Shape> {
 
 /// A machine may be waited for for seconds while another one floods.
 #[test]
-fn what_is_sent_to_a_network_that_stands_takes_bounded_memory() {
-    const BYTES: usize = 1000;
-    let shared = shared(&topology(&Shape::default(), &Shape::default()), 1);
-    let frame: Frame = vec![0; BYTES].into();
-    let most = WAITING_MAX / (BYTES + FRAME_COST);
-    (0..2 * most).for_each(|_| shared.accept(InterfaceId(0), frame.clone()));
-    shared.accept(InterfaceId(1), frame.clone());
-    assert_eq!(shared.inbox().sent.len(), most + 1);
-    shared.thaw();
-    let [flood, other] = [0, 1].map(|interface| shared.state().unwrap().world.counters(InterfaceId(interface)).unwrap()[0]);
-    assert_eq!((flood.sent.frames, flood.sent.bytes, flood.dropped.memory), (2 * most as u64, (2 * most * BYTES) as u64, most as u64));
-    assert_eq!((other.sent.frames, other.dropped.memory), (1, 0));
-    // There is room again.
-    shared.accept(InterfaceId(0), frame);
-    shared.turn(None);
-    assert_eq!(shared.state().unwrap().world.counters(InterfaceId(0)).unwrap()[0].dropped.memory, most as u64);
+fn what_is_sent_to_a_network_that_stands_is_bounded() {
+    // Of small frames there are too many first, of large ones too many bytes.
+    for (bytes, most) in [(60, WAITING_FRAMES_MAX), (4000, WAITING_MAX / (4000 + FRAME_COST))] {
+        let shared = shared(&topology(&Shape::default(), &Shape::default()), 1);
+        let frame: Frame = vec![0; bytes].into();
+        (0..2 * most).for_each(|_| shared.accept(InterfaceId(0), frame.clone()));
+        shared.accept(InterfaceId(1), frame.clone());
+        assert_eq!(shared.inbox().sent.len(), most + 1);
+        shared.thaw();
+        let [flood, other] = [0, 1].map(|interface| shared.state().unwrap().world.counters(InterfaceId(interface)).unwrap()[0]);
+        assert_eq!((flood.sent.frames, flood.sent.bytes, flood.dropped.memory), (2 * most as u64, (2 * most * bytes) as u64, most as u64));
+        assert_eq!((other.sent.frames, other.dropped.memory), (1, 0));
+        // There is room again.
+        shared.accept(InterfaceId(0), frame);
+        shared.turn(None);
+        assert_eq!(shared.state().unwrap().world.counters(InterfaceId(0)).unwrap()[0].dropped.memory, most as u64);
+    }
 }
 
 proptest! {

@@ -17,6 +17,7 @@ use fermata_tracker::{
 use fermata_types::{PAGE_SIZE, PageBuf, PageNumber, PageSet};
 use std::{
     io,
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -36,17 +37,40 @@ pub(super) fn reserve() -> io::Result<(OwnMemory, Pieces)> {
     OwnMemory::reserve(RESERVE)
 }
 
-/// The memory of a rank, watched.
+/// The memory of a rank, watched if it is ever captured.
 #[derive(Debug)]
 pub(super) struct Area {
     memory: OwnMemory,
     used: u64,
-    tracker: Mutex<UserfaultTracker>,
-    log: WriteLog,
-    userfault: Arc<Userfault>,
+    watch: Option<Watch>,
     capture: Mutex<Capture>,
     faults: AtomicU64,
     fault_ns: AtomicU64,
+}
+
+/// Who sees writes.
+#[derive(Debug)]
+struct Watch {
+    tracker: Mutex<UserfaultTracker>,
+    log: WriteLog,
+    userfault: Arc<Userfault>,
+}
+
+impl Watch {
+    fn begin(range: Range<u64>) -> io::Result<Self> {
+        let (descriptor, _) = probe::userfaultfd()?;
+        let userfault = Arc::new(Userfault::new(descriptor, Writes::Sync)?);
+        userfault.register(range.clone(), false)?;
+        let (tracker, log) = UserfaultTracker::new(range, userfault.clone()).map_err(io::Error::other)?;
+        Ok(Self { tracker: Mutex::new(tracker), log, userfault })
+    }
+}
+
+fn unseen(error: io::Error) -> io::Error {
+    let why = format!(
+        "checkpoints need userfaultfd, which this process cannot have: {error}; `fermata doctor` says what to do, and --every 0s goes without checkpoints"
+    );
+    io::Error::new(error.kind(), why)
 }
 
 /// What is being saved.
@@ -73,42 +97,43 @@ pub(super) struct Faults {
 impl Area {
     /// Watches the memory of which `used` bytes were given out. What it holds now counts as saved if `saved`.
     pub fn watch(memory: OwnMemory, used: u64, saved: bool) -> io::Result<Arc<Self>> {
-        let used = used.max(1).next_multiple_of(PAGE_SIZE as u64);
-        let start = memory.range().start;
-        let range = start..start + used;
-        let (descriptor, _) = probe::userfaultfd()?;
-        let userfault = Arc::new(Userfault::new(descriptor, Writes::Sync)?);
-        userfault.register(range.clone(), false)?;
-        let (tracker, log) = UserfaultTracker::new(range, userfault.clone()).map_err(io::Error::other)?;
-        let owed = if saved { PageSet::new() } else { pages(used) };
-        let capture = Mutex::new(Capture { owed, ..Capture::default() });
-        let area = Self {
-            memory,
-            used,
-            tracker: Mutex::new(tracker),
-            log,
-            userfault,
-            capture,
-            faults: AtomicU64::new(0),
-            fault_ns: AtomicU64::new(0),
-        };
+        let mut area = Self::unwatched(memory, used, saved);
+        let start = area.memory.range().start;
+        area.watch = Some(Watch::begin(start..start + area.used).map_err(unseen)?);
         Ok(Arc::new(area))
     }
 
-    /// Bytes that are watched.
+    /// The same for a rank that is never captured: this asks nothing of the kernel.
+    pub fn unwatched(memory: OwnMemory, used: u64, saved: bool) -> Self {
+        let used = used.max(1).next_multiple_of(PAGE_SIZE as u64);
+        let owed = if saved { PageSet::new() } else { pages(used) };
+        let capture = Mutex::new(Capture { owed, ..Capture::default() });
+        Self { memory, used, watch: None, capture, faults: AtomicU64::new(0), fault_ns: AtomicU64::new(0) }
+    }
+
+    /// Bytes that are captured.
     pub fn used(&self) -> u64 {
         self.used
     }
 
+    pub fn is_watched(&self) -> bool {
+        self.watch.is_some()
+    }
+
+    fn watched(&self) -> io::Result<&Watch> {
+        self.watch.as_ref().ok_or_else(|| io::Error::other("there were to be no checkpoints, and its memory is not watched"))
+    }
+
     /// Lets writers through, for ever.
     pub fn serve(&self) -> io::Result<()> {
+        let Watch { log, userfault, .. } = self.watched()?;
         let mut faults = Vec::new();
         loop {
-            self.userfault.wait(&mut faults, PATIENCE)?;
+            userfault.wait(&mut faults, PATIENCE)?;
             let watch = Stopwatch::start();
             for fault in faults.drain(..).filter(|fault| fault.kind == FaultKind::Write) {
                 self.keep((fault.address - self.memory.range().start) / PAGE_SIZE as u64)?;
-                self.log.wrote(fault.address)?;
+                log.wrote(fault.address)?;
             }
             self.fault_ns.fetch_add(watch.elapsed().as_nanos() as u64, Ordering::Relaxed);
         }
@@ -147,7 +172,7 @@ impl Area {
     }
 
     fn take(&self) -> io::Result<PageSet> {
-        self.tracker.lock().unwrap_or_else(PoisonError::into_inner).take().map_err(io::Error::other)
+        self.watched()?.tracker.lock().unwrap_or_else(PoisonError::into_inner).take().map_err(io::Error::other)
     }
 
     /// Some pages of the capture: hands over each with its content. False if there are none left, or if the capture is not this one any more.
@@ -250,6 +275,17 @@ mod tests {
         area.over(3, true);
         area.capture(4, true).unwrap();
         assert_eq!(saved(&area, 4).len(), PAGES);
+    }
+
+    #[test]
+    fn memory_that_is_never_captured_is_not_watched() {
+        let (memory, mut pieces) = reserve().unwrap();
+        let words = pieces.take::<u64>(PAGE_SIZE / 8).unwrap();
+        let area = Area::unwatched(memory, pieces.used(), false);
+        words[0] = 1;
+        assert!(area.capture(1, false).unwrap_err().to_string().contains("not watched"));
+        let refused = unseen(io::Error::from_raw_os_error(1)).to_string();
+        assert!(refused.contains("userfaultfd") && refused.contains("fermata doctor") && refused.contains("--every 0s"), "{refused}");
     }
 
     #[test]

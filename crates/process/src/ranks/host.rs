@@ -12,7 +12,7 @@ use super::{
     wire::{RANKS_MAX, Restored},
 };
 use fermata_checkpoint::consistent::{Ccn, Rank};
-use fermata_linux::clock::Stopwatch;
+use fermata_linux::{clock::Stopwatch, lock::FileLock};
 use fermata_store::Store;
 use fermata_types::CheckpointId;
 use serde::Serialize;
@@ -244,7 +244,20 @@ pub(super) fn failed(action: impl Into<String>) -> impl FnOnce(io::Error) -> Err
     move |source| Error::Io { action, source }
 }
 
-/// Runs a program to its end.
+/// What is being started has the descriptors of this process, and with them a lock that it had, until it is another program.
+const LETTING_GO: Duration = Duration::from_secs(1);
+
+/// One coordinator at a time: two would grow one line.
+fn lock(store: &Store, name: &str) -> Result<FileLock, Error> {
+    // Names that no experiment can have are refused here: they must not become those of files.
+    store.branches_to_grow(name)?;
+    let path = store.live_dir().join(format!("ranks-{name}.lock"));
+    let lock = FileLock::take_within(&path, LETTING_GO).map_err(failed(format!("lock {}", path.display())))?;
+    let why = || format!("a run called {name} is under way in this store; wait for its end, or give this one another name (--name)");
+    lock.ok_or_else(|| Error::Refused(why()))
+}
+
+/// Runs a program to its end. Refused while another run of this name is under way in the store.
 pub fn run(store: &Store, options: &Options, watch: &mut dyn FnMut(Event)) -> Result<Outcome, Error> {
     if options.ranks == 0 || options.ranks > RANKS_MAX {
         return Err(Error::Refused(format!("{} ranks; there can be from 1 to {RANKS_MAX}", options.ranks)));
@@ -258,6 +271,7 @@ pub fn run(store: &Store, options: &Options, watch: &mut dyn FnMut(Event)) -> Re
             "ranks on several hosts send their messages over tcp; those of a program of MPI run on this host".into(),
         ));
     }
+    let _lock = lock(store, &options.name)?;
     let spec = serde_json::json!({"ranks": options.ranks, "program": options.program, "args": options.args});
     let mut way: Box<dyn Way> = match options.mode {
         Mode::Optimistic => Box::new(Apart::new(store, options, spec)?),

@@ -57,18 +57,20 @@ pub fn try_run<P: Program>(make: impl FnOnce(&mut Layout, Here) -> io::Result<P>
     let here = joined.here;
     let mut layout = Layout(joined.pieces);
     let mut program = make(&mut layout, here)?;
-    let restored = joined.restored.as_ref();
-    let area = Area::watch(joined.memory, layout.0.used(), restored.is_some())?;
-    if let Some(restored) = restored.filter(|restored| restored.used != area.used()) {
-        let error = another_program(restored.used, area.used());
-        let mut control = joined.control;
-        Frame::Failed(error.to_string()).write(&mut control)?;
-        return Err(error);
-    }
+    let (restored, mut control) = (joined.restored.as_ref(), joined.control);
+    let captured = joined.every.is_some();
+    let area = match begin_area(joined.memory, layout.0.used(), restored, captured) {
+        Ok(area) => area,
+        Err(error) => {
+            // No other process would fare better.
+            Frame::Failed(error.to_string()).write(&mut control)?;
+            return Err(error);
+        }
+    };
     let state = State::begin(joined.mode, restored, &joined.late, here.ranks)?;
     let begun = restored.is_some();
     let links = joined.links.iter().map(|link| link.as_ref().map(|link| Ok(Mutex::new(link.try_clone()?))).transpose());
-    let runtime = Runtime::start(here, joined.mode, joined.control, links.collect::<io::Result<_>>()?, state, area)?;
+    let runtime = Runtime::start(here, joined.mode, control, links.collect::<io::Result<_>>()?, state, area)?;
     for (peer, link) in joined.links.into_iter().enumerate() {
         let Some(link) = link else { continue };
         thread::spawn(move || runtime.receive(peer, link));
@@ -78,6 +80,18 @@ pub fn try_run<P: Program>(make: impl FnOnce(&mut Layout, Here) -> io::Result<P>
     }
     runtime.go(&mut program, begun);
     Ok(())
+}
+
+/// The memory of a rank, as large as in the checkpoint that it begins from.
+fn begin_area(memory: OwnMemory, used: u64, restored: Option<&Restored>, captured: bool) -> io::Result<Arc<Area>> {
+    let area = match captured {
+        true => Area::watch(memory, used, restored.is_some())?,
+        false => Arc::new(Area::unwatched(memory, used, restored.is_some())),
+    };
+    match restored.filter(|restored| restored.used != area.used()) {
+        Some(restored) => Err(another_program(restored.used, area.used())),
+        None => Ok(area),
+    }
 }
 
 fn another_program(has: u64, used: u64) -> io::Error {
@@ -96,7 +110,7 @@ fn end_on_error(what: &str, result: io::Result<()>) {
 struct Joined {
     here: Here,
     mode: Mode,
-    /// Time between checkpoints that it takes by itself.
+    /// Time between checkpoints; none: there are none.
     every: Option<Duration>,
     memory: OwnMemory,
     pieces: Pieces,
@@ -337,7 +351,9 @@ impl Runtime {
         let runtime: &'static Self = Box::leak(Box::new(runtime));
         thread::spawn(move || end_on_error("the coordinator", runtime.write_told(&told)));
         thread::spawn(move || end_on_error("saving", runtime.save_all(&to_save)));
-        thread::spawn(move || end_on_error("the memory's watch", runtime.area.serve()));
+        if runtime.area.is_watched() {
+            thread::spawn(move || end_on_error("the memory's watch", runtime.area.serve()));
+        }
         thread::spawn(move || end_on_error("the coordinator", runtime.listen(control)));
         Ok(runtime)
     }

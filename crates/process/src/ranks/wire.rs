@@ -47,8 +47,8 @@ pub(super) enum Frame {
     Calls { made: u64 },
 
     // From the coordinator.
-    /// How many ranks there are and where, and what follows: the contents of the memory, if there are any, and [`Frame::Go`]. A rank that takes checkpoints by itself does so every so many
-    /// nanoseconds, or never.
+    /// How many ranks there are and where, and what follows: the contents of the memory, if there are any, and [`Frame::Go`]. Between checkpoints are so many
+    /// nanoseconds; 0: there are none, and no rank is ever captured.
     Start { mode: u8, every_ns: u64, addresses: Vec<String> },
     /// A piece of the memory.
     Contents { offset: u64, bytes: Vec<u8> },

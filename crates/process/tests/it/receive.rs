@@ -1,13 +1,14 @@
 //! Each commit of an area goes to a backup, too, and the area opens from the backup's store.
 
 use crate::common::*;
-use fermata_process::{CriticalArea, Error, Options, Received, Receiving, Tracking, receive};
+use fermata_process::{Area, CriticalArea, Error, Options, Received, Receiving, Replica, Tracking, receive};
 use fermata_store::Store;
 use std::{
     io::{self, Read, Write},
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 const BYTES: usize = 32 * PAGE;
@@ -210,6 +211,24 @@ fn a_backup_that_is_lost_is_told_to_who_does_not_wait() {
     area.stop_backing_up(&thin.socket);
     fill(&mut area, 4).unwrap().wait().unwrap();
     area.drain().unwrap();
+}
+
+/// As when its host loses its power.
+#[test]
+fn an_area_opens_from_its_backup_when_its_program_falls_silent() {
+    let (_place, there) = store();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (of_thread, socket) = (there.clone(), theirs.try_clone().unwrap());
+    let mut began = move |_: &Received| socket.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    let receiver = thread::spawn(move || receive(theirs, &of_thread, &HOW, &mut began));
+    let mut area = Area::new("silent", BYTES, Options::default().tracking(Tracking::Compare)).unwrap();
+    area.as_mut_slice()[PAGE..2 * PAGE].fill(4);
+    // Nothing comes from here any more, and it stays open.
+    let replica = Replica::connect(ours, &mut area).unwrap();
+    let error = receiver.join().unwrap().unwrap_err();
+    assert!(matches!(&error, Error::Silent { area } if area == "silent"), "{error}");
+    assert!(contents(&there, "silent") == area.as_slice());
+    drop(replica);
 }
 
 #[test]

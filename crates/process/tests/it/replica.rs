@@ -139,7 +139,7 @@ fn nonsense_is_refused() {
     let mut numbers = Numbers(9);
     for round in 0..300 {
         let (mut here, there) = UnixStream::pair().unwrap();
-        let mut bytes = b"fermrep2".to_vec();
+        let mut bytes = b"fermrep3".to_vec();
         [1_u64 << 45, BYTES as u64, 1].iter().for_each(|number| bytes.extend(number.to_le_bytes()));
         bytes.push(b'a');
         [1_u64, 1, 1, 1].iter().for_each(|number| bytes.extend(number.to_le_bytes()));

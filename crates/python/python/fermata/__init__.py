@@ -210,7 +210,10 @@ class Area(_native.Area):
         entries = {name: (shape, dtype_to_descr(dtype), at) for name, (shape, dtype, at) in table.items()}
         text = _MAGIC + repr(entries).encode()
         if len(text) > _TABLE:
-            raise ValueError(f"the table of these arrays has {len(text)} bytes, and room for {_TABLE}; use a second area")
+            raise ValueError(
+                f"the table of these {len(entries)} arrays has {len(text)} bytes, and its page room for {_TABLE};"
+                " use shorter names, one array for several, or a second area"
+            )
         self._page = text.ljust(_TABLE, b"\0")
         self._put_table()
 
@@ -326,7 +329,7 @@ def _bytes(shape: tuple[int, ...], dtype: numpy.dtype[Any]) -> int:
 
 
 def commit_together(*areas: Area) -> list[str]:
-    """Commits several areas at one instant: their ids, when all are durable and every backup has them. A crash in between may leave some of them at their commit before."""
+    """Commits several areas at one instant: their ids, when all are durable and every backup has them. A crash in between may leave some of them at their commit before: keep what refers to each other in one area."""
     with contextlib.ExitStack() as stack:
         # In one order, whichever they are named in: nobody waits for somebody who waits.
         for area in sorted(areas, key=id):

@@ -90,6 +90,11 @@ pub struct Actor {
     is_new: bool,
 }
 
+/// Whether it is told that something was removed from the remote just then.
+fn is_pruned(why: &str) -> bool {
+    ["has no checkpoint", "is in no pack at", "it is gone, or of another length"].iter().any(|told| why.contains(told))
+}
+
 impl Actor {
     pub fn new(place: &Path, role: &str, host: &str, life: u64, mut random: Random) -> Self {
         let promises = File::create_new(promises(place).join(format!("{life}-{host}-{role}"))).unwrap();
@@ -316,14 +321,15 @@ impl Actor {
         let Some((experiment, shown)) = self.shown() else { return self.rest(50) };
         let some = self.some(shown, 3, 12);
         match self.store.pull(&*self.remote, experiment, &some, &PullOptions::default(), &mut |_, _| {}) {
-            Ok(_) => self.say("pulled", &some),
-            // Somebody prunes meanwhile, and it is tried again.
-            Err(error) => {
-                let text = error.to_string();
-                let is_told =
-                    ["has no checkpoint", "is in no pack at", "it is gone, or of another length"].iter().any(|told| text.contains(told));
-                assert!(is_told, "{text}");
+            Ok(pulled) => {
+                // Somebody prunes meanwhile, and it is tried again.
+                for (_, why) in &pulled.left_out {
+                    assert!(is_pruned(why), "{why}");
+                }
+                let came: Vec<_> = some.into_iter().filter(|id| pulled.left_out.iter().all(|(out, _)| out != id)).collect();
+                self.say("pulled", &came);
             }
+            Err(error) => assert!(is_pruned(&error.to_string()), "{error}"),
         }
         self.rest(60);
     }

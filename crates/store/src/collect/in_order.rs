@@ -6,7 +6,7 @@
 use super::{CollectStage, Collection, Fate};
 use crate::{
     Progress, Result,
-    index::{Index, Location},
+    index::{Db, Index, Location, ScanFrom},
     pack::{Kind, PackFile, contents::Contents},
 };
 use heed::RwTxn;
@@ -47,6 +47,9 @@ impl Object {
         ((u128::from(self.order) * parts as u128) >> 64) as usize
     }
 }
+
+/// Of an object, as the index has it.
+type Name = Vec<u8>;
 
 impl Collection<'_> {
     /// Calls `change` for each of these, in transactions of bounded length.
@@ -89,5 +92,55 @@ impl Collection<'_> {
         }
         (self.progress)(stage, Progress { done: most as u64, total: most as u64 });
         Ok(())
+    }
+
+    /// Dooms all that the index finds in packs that cannot be read. No table of contents tells what that is, so all of the index is looked through.
+    pub(super) fn doom_damaged(&self) -> Result<()> {
+        if self.marker.damaged.is_empty() {
+            return Ok(());
+        }
+        let index = &self.store.0.index;
+        [Kind::Pages, Kind::Nodes, Kind::Blob].into_iter().try_for_each(|kind| {
+            let db = index.of_kind(kind);
+            let mut last: Option<Name> = None;
+            loop {
+                let (names, reached) = self.damaged_behind(db, last.as_deref())?;
+                for batch in names.chunks(BATCH) {
+                    index.write(|write| batch.iter().try_for_each(|name| self.doom(write, db, name)))?;
+                }
+                match reached {
+                    Some(reached) => last = Some(reached),
+                    None => return Ok(()),
+                }
+            }
+        })
+    }
+
+    /// What is to be doomed of some thousand entries behind a name, and the last one of them; none: there are no more.
+    fn damaged_behind(&self, db: &Db, last: Option<&[u8]>) -> Result<(Vec<Name>, Option<Name>)> {
+        let index = &self.store.0.index;
+        let (mut names, mut reached, mut seen) = (Vec::new(), None, 0);
+        index.scan(&*index.read()?, db, last.map_or(ScanFrom::Start, ScanFrom::Behind), |name, at| {
+            seen += 1;
+            names.extend(self.is_to_be_doomed(at).then(|| name.to_vec()));
+            reached = (seen == AT_ONCE).then(|| name.to_vec());
+            Ok(seen < AT_ONCE)
+        })?;
+        Ok((names, reached))
+    }
+
+    fn is_to_be_doomed(&self, at: &[u8]) -> bool {
+        let lies = matches!(Location::decode(at), Some(Location::Pack { pack, .. }) if self.marker.damaged.contains_key(&pack));
+        lies && !Location::is_doomed(at)
+    }
+
+    /// Dooms an object, unless somebody stored it again meanwhile.
+    fn doom(&self, write: &mut RwTxn<'_>, db: &Db, name: &[u8]) -> Result<()> {
+        let index = &self.store.0.index;
+        let found = index.get(write, db, name)?.filter(|at| self.is_to_be_doomed(at)).as_deref().and_then(Location::decode);
+        match found {
+            Some(location) => index.put(write, db, name, location.encode_doomed(true).as_ref()),
+            None => Ok(()),
+        }
     }
 }

@@ -1,8 +1,8 @@
-//! A collection that a crash ends at any of its operations on files.
+//! A collection that a crash ends at any of its operations on files, and what happens beside one.
 
 use super::*;
 use crate::{
-    Cost, Record, Removal, VerifyOptions,
+    Cost, Hold, Record, Removal, VerifyOptions, Writer,
     files::Medium,
     tests::{open, open_on},
 };
@@ -56,11 +56,16 @@ impl Medium for Copying {
     }
 }
 
-fn grow(store: &Store, branch: &str, seeds: std::ops::Range<u8>) -> CheckpointId {
-    let mut writer = store.writer().unwrap();
+/// A table of a page for each seed.
+fn put(writer: &mut Writer, seeds: std::ops::Range<u8>) -> Root {
     let pages = (0..).zip(seeds).map(|(number, seed)| (number * 20, Some(writer.put_page(&[seed; PAGE_SIZE]).unwrap().0)));
     let changes: Vec<(PageNumber, _)> = pages.collect();
-    let ram = writer.update_table(&Root::empty(2000), &changes).unwrap();
+    writer.update_table(&Root::empty(2000), &changes).unwrap()
+}
+
+fn grow(store: &Store, branch: &str, seeds: std::ops::Range<u8>) -> CheckpointId {
+    let mut writer = store.writer().unwrap();
+    let ram = put(&mut writer, seeds);
     let part = PartState {
         name: "m1".into(),
         kind: PartKind::Machine,
@@ -87,13 +92,12 @@ fn grow(store: &Store, branch: &str, seeds: std::ops::Range<u8>) -> CheckpointId
     writer.commit(&record).unwrap()
 }
 
+fn packs(store: &Path) -> Vec<PathBuf> {
+    entries(&store.join("packs")).unwrap().iter().flat_map(|directory| entries(directory).unwrap()).collect()
+}
+
 fn bytes(store: &Path) -> u64 {
-    crate::rebuild::entries(&store.join("packs"))
-        .unwrap()
-        .iter()
-        .flat_map(|directory| entries(directory).unwrap())
-        .map(|path| path.metadata().unwrap().len())
-        .sum()
+    packs(store).iter().map(|path| path.metadata().unwrap().len()).sum()
 }
 
 #[test]
@@ -131,4 +135,130 @@ fn a_collection_that_a_crash_ends_anywhere_leaves_a_whole_store() {
         let again = bytes(&path);
         assert!(again < length + length / 10, "crash {crash}: {again} bytes are left, not {length}");
     }
+}
+
+fn remove(store: &Store, ids: &[CheckpointId]) {
+    store.remove(&Removal { checkpoints: ids.to_vec(), ..Removal::default() }).unwrap();
+}
+
+/// A checkpoint as whoever fetches it knows it.
+struct Known {
+    id: CheckpointId,
+    record: Record,
+    bytes: Vec<u8>,
+    seeds: std::ops::Range<u8>,
+}
+
+impl Known {
+    fn new(store: &Store, branch: &str, seeds: std::ops::Range<u8>) -> Self {
+        let id = grow(store, branch, seeds.clone());
+        let index = &store.0.index;
+        let bytes = index.record(&index.read().unwrap(), &id).unwrap().unwrap().into_owned();
+        Self { id, record: store.record(&id).unwrap(), bytes, seeds }
+    }
+
+    /// Enters it again, as a pull does.
+    fn fetch(&self, store: &Store) {
+        let mut writer = store.writer().unwrap();
+        put(&mut writer, self.seeds.clone());
+        writer.commit_copy(&self.id, &self.bytes, &self.record, &[]).unwrap();
+    }
+
+    /// Reads all its pages; how many there are.
+    fn read(&self, store: &Store) -> Result<usize> {
+        let mut found = Vec::new();
+        store.for_each_page(&self.record.parts[0].tables["ram"], &mut |_, name| {
+            let mut page = [0; PAGE_SIZE];
+            store.read_page(&name, &mut page)?;
+            found.push(page[0]);
+            Ok(())
+        })?;
+        assert!(found.iter().copied().eq(self.seeds.clone()), "{found:?}");
+        Ok(found.len())
+    }
+}
+
+#[test]
+fn who_fetches_holds_and_removes_beside_a_collection_that_ends_keeps_what_is_held() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).unwrap();
+    let known = Known::new(&store, "a", 1..30);
+    remove(&store, &[known.id]);
+    let mut hold: Option<Hold> = None;
+    store
+        .collect(&ALL, &mut |stage, _| {
+            // All is marked by now, and the trash is not yet emptied.
+            if stage == CollectStage::Remove && hold.is_none() {
+                known.fetch(&store);
+                hold = Some(store.hold(&known.id).unwrap());
+                remove(&store, &[known.id]);
+            }
+        })
+        .unwrap();
+    assert!(hold.is_some());
+    for _ in 0..2 {
+        store.collect(&ALL, &mut |_, _| {}).unwrap();
+        store.0.forget();
+        assert_eq!(known.read(&store).unwrap(), 29);
+    }
+    drop(hold);
+    store.collect(&ALL, &mut |_, _| {}).unwrap();
+    store.0.forget();
+    assert!(matches!(known.read(&store), Err(Error::Missing { .. })));
+}
+
+#[test]
+fn what_is_held_and_known_to_nobody_ends_a_collection() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).unwrap();
+    let dead = grow(&store, "a", 1..30);
+    remove(&store, &[dead]);
+    let hold = Hold::ahead(&store, CheckpointId([5; 32])).unwrap();
+    let before = bytes(dir.path());
+    let error = store.collect(&ALL, &mut |_, _| {}).unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }) && error.to_string().contains("no record"), "{error}");
+    assert_eq!(bytes(dir.path()), before);
+    // It may be about to be committed.
+    let writer = store.writer().unwrap();
+    let told = store.collect(&CollectOptions { wait: false, ..ALL }, &mut |_, _| {}).unwrap();
+    assert_eq!(told.waiting_for, 1);
+    drop((hold, writer));
+    assert_eq!(store.collect(&ALL, &mut |_, _| {}).unwrap().packs_removed, 1);
+}
+
+#[test]
+fn nothing_new_relies_on_a_pack_that_cannot_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).unwrap();
+    let first = grow(&store, "a", 1..90);
+    let before = packs(dir.path());
+    // Its table stands on nodes of the first, and has pages of its own.
+    let second = grow(&store, "b", 1..100);
+    let damaged = packs(dir.path()).into_iter().find(|pack| !before.contains(pack)).unwrap();
+    remove(&store, &[first, second]);
+    std::fs::write(&damaged, "no pack").unwrap();
+    let told = store.collect(&ALL, &mut |_, _| {}).unwrap();
+    assert_eq!((told.damaged.len(), told.packs_removed), (1, 1));
+    let again = Known::new(&store, "c", 1..100);
+    drop(store);
+    assert_eq!(again.read(&open(dir.path()).unwrap()).unwrap(), 99);
+}
+
+/// The list of removed checkpoints may be older than the index: whoever fetched one again died before the list was written.
+#[test]
+fn what_came_again_is_there_when_the_index_is_built_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).unwrap();
+    let known = Known::new(&store, "a", 1..50);
+    grow(&store, "b", 1..40);
+    remove(&store, &[known.id]);
+    // The pack stays, with the record in it.
+    store.collect(&CollectOptions { rewrite_below: 0, ..ALL }, &mut |_, _| {}).unwrap();
+    known.fetch(&store);
+    assert!(removed::read(dir.path(), &store.0.sealing).unwrap().contains_key(&known.id));
+    drop(store);
+    assert_eq!(Store::rebuild_index(dir.path()).unwrap().checkpoints, 2);
+    let store = open(dir.path()).unwrap();
+    assert_eq!(store.record(&known.id).unwrap(), known.record);
+    assert_eq!(known.read(&store).unwrap(), 49);
 }

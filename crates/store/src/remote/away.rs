@@ -168,6 +168,10 @@ impl Store {
         self.0.forget_if_collected()?;
         let (record, _) = record(&*remote, experiment, id)?;
         let catalog = look(self, &*remote, &mut |at| progress(CopyStage::Look, at))?;
+        if !catalog.unreadable.is_empty() {
+            // Who would need something of those is not begun with: there is nowhere else to get it from.
+            self.check_remote(&*remote, experiment, &[*id], &mut |_| {})?;
+        }
         let away = Arc::new(Away {
             // One that is away has no strong hold on a store that is: the store lets go of it when it ends.
             store: self.clone(),
@@ -412,7 +416,7 @@ impl Away {
         let nowhere = || {
             Error::refused(
                 format!("{} is in no pack at {}", Named(what, name), self.remote),
-                "push that checkpoint again from where it is whole",
+                "where it is whole, `fermata remote verify --repair` sends it again",
             )
         };
         let demand = Demand::new(self);
@@ -500,7 +504,7 @@ impl Away {
 
 /// What lies where on a remote.
 fn look(store: &Store, remote: &dyn Remote, progress: &mut dyn FnMut(Progress)) -> Result<Catalog> {
-    Catalog::read(store, remote, PullOptions::default().jobs, &Going::look(remote)?, progress)
+    Catalog::read(store, remote, PullOptions::default().jobs, &Going::look(remote)?, false, progress)
 }
 
 /// Somebody who waits for something that is away. Whoever fetches behind them waits meanwhile.

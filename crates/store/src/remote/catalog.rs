@@ -1,6 +1,6 @@
 //! What lies in the packs of a remote, by their tables of contents.
 
-use super::{Name, Remote, damaged, in_parallel, lease::Going, list, place};
+use super::{Name, Remote, apart, damaged, in_parallel, is_damage, lease::Going, list, place};
 use crate::{
     Error, Progress, Result, Store, chunks,
     cipher::hidden,
@@ -9,6 +9,7 @@ use crate::{
     pack::{
         Kind,
         contents::{self, Contents, TRAILER},
+        frame::BLOB_MAX,
     },
 };
 use fermata_types::PackId;
@@ -20,6 +21,8 @@ use std::{
 
 /// The end of a pack that is fetched at first. It has the table of contents of most.
 const TAIL: u64 = 256 << 10;
+/// Bytes of a pack at most: of the largest blob, and what is gathered besides. One that is said to be longer is not read.
+const PACK_MAX: u64 = BLOB_MAX as u64 + (256 << 20);
 
 /// A pack on a remote.
 pub(super) struct RemotePack {
@@ -49,28 +52,45 @@ pub(super) struct Catalog {
     pub packs: Vec<RemotePack>,
     /// Those that are about to go: announced, or of a push that was taken for dead.
     pub going: HashSet<PackId>,
+    /// What is wrong with those whose tables of contents cannot be read. What lies in them counts as not there.
+    pub unreadable: Vec<String>,
     places: HashMap<Name, Place>,
 }
 
 impl Catalog {
-    /// Reads the tables of contents of all packs: those that were read before from a cache beside the store. What lies in several packs is found in one that is not
-    /// about to go, if there is such a one.
-    pub fn read(store: &Store, remote: &dyn Remote, jobs: usize, going: &Going, progress: &mut dyn FnMut(Progress)) -> Result<Self> {
+    /// Reads the tables of contents of all packs: those that were read before from a cache beside the store, unless all are to be read `afresh`. What lies in several packs
+    /// is found in one that is not about to go, if there is such a one.
+    pub fn read(
+        store: &Store,
+        remote: &dyn Remote,
+        jobs: usize,
+        going: &Going,
+        afresh: bool,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self> {
         let listed = packs_on(remote)?;
-        let total = listed.len() as u64;
-        let mut packs = Vec::with_capacity(listed.len());
-        let read = |(id, length): &(PackId, u64)| contents_of(store, remote, id, *length);
+        let (mut done, total) = (0, listed.len() as u64);
+        let (mut packs, mut unreadable) = (Vec::with_capacity(listed.len()), Vec::new());
+        let read = |(id, length): &(PackId, u64)| apart(contents_of(store, remote, id, *length, afresh));
         in_parallel(jobs, &listed, read, |(id, length), contents| {
-            // One that somebody has just removed is not there: nothing needed it there.
-            packs.extend(contents.map(|contents| RemotePack { id: *id, length: *length, contents }));
-            progress(Progress { done: packs.len() as u64, total });
+            match contents {
+                // One that somebody has just removed is not there: nothing needed it there.
+                Ok(contents) => packs.extend(contents.map(|contents| RemotePack { id: *id, length: *length, contents })),
+                // Whoever needs something of it is told then; the others are not kept from theirs.
+                Err(error) => {
+                    tracing::warn!("what lies in this pack counts as not there: {error}");
+                    unreadable.push(error.to_string());
+                }
+            }
+            done += 1;
+            progress(Progress { done, total });
             Ok(())
         })?;
         let dead: HashSet<Name> = going.dead.iter().map(|number| hash::blob(number.as_bytes()).0).collect();
         let goes = |pack: &&RemotePack| going.packs.contains(&pack.id) || pack.number().is_some_and(|number| dead.contains(number));
         let going: HashSet<_> = packs.iter().filter(goes).map(|pack| pack.id).collect();
         packs.sort_by_key(|pack| (going.contains(&pack.id), pack.id));
-        let mut catalog = Self { packs: Vec::new(), going, places: HashMap::new() };
+        let mut catalog = Self { packs: Vec::new(), going, unreadable, places: HashMap::new() };
         packs.into_iter().for_each(|pack| catalog.add(pack));
         Ok(catalog)
     }
@@ -114,19 +134,41 @@ pub(super) fn pack_name(id: &PackId) -> String {
     format!("packs/{}/{text}.pack", &text[..2])
 }
 
-/// The table of contents of a pack, checked against its id; none: it is gone.
-fn contents_of(store: &Store, remote: &dyn Remote, id: &PackId, length: u64) -> Result<Option<Contents>> {
+/// The table of contents of a pack, checked against its id; none: it is gone. `afresh`: whatever is in the cache.
+fn contents_of(store: &Store, remote: &dyn Remote, id: &PackId, length: u64, afresh: bool) -> Result<Option<Contents>> {
     let cache = cache_of(store, id);
     // One that has another length now is looked at again.
-    if let Some(contents) =
-        chunks::read(&cache, &store.0.sealing).ok().filter(|bytes| ends_at(bytes) == Some(length)).and_then(|bytes| decode(&bytes, id))
-    {
+    let known = chunks::read(&cache, &store.0.sealing).ok().filter(|bytes| ends_at(bytes) == Some(length));
+    if !afresh && let Some(contents) = known.as_ref().and_then(|bytes| decode(bytes, id)) {
         return Ok(Some(contents));
     }
+    let first = known.map_or(TAIL, |bytes| (bytes.len() + TRAILER) as u64);
+    match fetch_contents(remote, id, length, first) {
+        Ok(Some((contents, table))) => {
+            // It is only a cache.
+            let _ = keep(store, &cache, &table);
+            Ok(Some(contents))
+        }
+        Ok(None) => Ok(None),
+        Err(error) => {
+            if is_damage(&error) {
+                // Nobody is to count on what it once had.
+                let _ = fs::remove_file(&cache);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// The table of contents of a pack from the remote, and what the cache has of it. So many bytes of its end are fetched at first.
+fn fetch_contents(remote: &dyn Remote, id: &PackId, length: u64, first: u64) -> Result<Option<(Contents, Vec<u8>)>> {
     let object = pack_name(id);
     let wrong = |detail: String| damaged(remote, &object, detail);
+    if length > PACK_MAX {
+        return Err(wrong(format!("a pack of {length} bytes is beyond the limits")));
+    }
     let tail = |most: u64| remote.tail(&object, most).map_err(Error::io("read", &place(remote, &object)));
-    let Some(mut end) = tail(TAIL)? else { return Ok(None) };
+    let Some(mut end) = tail(first)? else { return Ok(None) };
     let trailer = end.last_chunk::<TRAILER>().ok_or_else(|| wrong("it is too short for a pack".into()))?;
     let (at, bytes) = contents::check_trailer(trailer, id, length).map_err(wrong)?;
     let wanted = bytes + TRAILER as u64;
@@ -137,9 +179,7 @@ fn contents_of(store: &Store, remote: &dyn Remote, id: &PackId, length: u64) -> 
     let from = (end.len() as u64).checked_sub(wanted).ok_or_else(|| wrong("it ends before its table of contents".into()))? as usize;
     let table = [&at.to_le_bytes()[..], &end[from..from + bytes as usize]].concat();
     let contents = decode(&table, id).ok_or_else(|| wrong("its table of contents does not fit its name".into()))?;
-    // It is only a cache.
-    let _ = keep(store, &cache, &table);
-    Ok(Some(contents))
+    Ok(Some((contents, table)))
 }
 
 /// Writes a file some directories below the store. A store that is gone is not made anew for it.

@@ -155,7 +155,7 @@ impl Prune<'_> {
         self.wait(&mut claim, progress)?;
         // What came meanwhile counts, and what stays is to be whole.
         let needs = self.needs()?;
-        self.shelf.look_again(&claim.going, progress)?;
+        self.shelf.look_again(&claim.going, false, progress)?;
         claim.announce(Going { packs: self.shelf.catalog().going.clone(), ..Going::default() })?;
         let live = self.mark(&needs, &claim.going, true, progress)?;
         self.told.rewritten_bytes = self.rewrite(&live, &claim.going, progress)?;
@@ -224,7 +224,7 @@ impl Prune<'_> {
     /// What is to go, beside what is announced already.
     fn plan(&mut self, going: &Going, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<Going> {
         let needs = self.needs()?;
-        self.shelf.look_again(going, progress)?;
+        self.shelf.look_again(going, false, progress)?;
         let live = self.mark(&needs, going, false, progress)?;
         self.told.checkpoints = self.options.checkpoints.values().map(|ids| ids.difference(&self.told.stayed).count() as u64).sum();
         let mut more = Going::default();

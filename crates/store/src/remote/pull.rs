@@ -1,20 +1,20 @@
 //! Fetching checkpoints from a remote: what this store lacks of them is fetched, and goes through the writer like any checkpoint that is taken here.
 
 use super::{
-    CopyStage, Name, Remote, check_format, image, in_parallel, lines,
+    CopyStage, Name, Remote, apart, check_format, image, in_parallel, lines,
     lines::Link,
     record,
-    shelf::{Fetched, Shelf},
+    shelf::{Fetched, Shelf, Spot},
 };
 use crate::{
-    Progress, Record, Result, Store, Writer, hash,
+    Error, Progress, Record, Result, Store, Writer, hash,
     hold::Presence,
     pack,
     refs::parent_of_removed,
     removed,
-    table::{Nodes as _, NodesMut as _, top_level},
+    table::{Nodes as _, NodesMut as _},
 };
-use fermata_types::{BlobName, CheckpointId, ImageId, NodeName, PageBuf, PageName, Root, ZERO_PAGE};
+use fermata_types::{BlobName, CheckpointId, ImageId, NodeName, PageBuf, PageName, ZERO_PAGE};
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     fs::File,
@@ -50,13 +50,15 @@ pub struct Pulled {
     pub bytes: u64,
     /// Golden images that were made.
     pub images: u64,
+    /// Checkpoints that could not be had, for something of them is damaged or is not there, and why.
+    pub left_out: Vec<(CheckpointId, String)>,
 }
 
 impl Store {
     /// Fetches checkpoints of an experiment from a remote: only what this store lacks travels. All that comes is checked against its name, and a checkpoint
     /// can be seen here once all of it is durable. Interrupted, it leaves packs that are not fetched again.
     ///
-    /// An ancestor that is neither wanted nor here counts as removed. A checkpoint that was removed here comes back. Waits for a collection in the end, so it must
+    /// An ancestor that is neither wanted nor here counts as removed, and so does one that is left out because the remote has not all of it. A checkpoint that was removed here comes back. Waits for a collection in the end, so it must
     /// not be called with a [`Writer`] in the same thread.
     pub fn pull(
         &self,
@@ -105,12 +107,25 @@ impl Store {
         check_format(remote, false)?;
         self.0.forget_if_collected()?;
         let jobs = options.jobs.max(1);
-        let wanted = self.lacking(remote, experiment, ids, jobs)?;
-        Ok(Pull { shelf: Shelf::new(self, remote, jobs), ids: ids.to_vec(), wanted, images: Vec::new(), presence })
+        let (wanted, damaged) = self.lacking(remote, experiment, ids, jobs)?;
+        let mut pull = Pull {
+            shelf: Shelf::new(self, remote, jobs),
+            ids: ids.to_vec(),
+            wanted,
+            images: Vec::new(),
+            partial: presence.is_some(),
+            presence,
+            whole: HashSet::new(),
+            stands_on: Vec::new(),
+            gaps: HashMap::new(),
+            told: Pulled::default(),
+        };
+        damaged.into_iter().try_for_each(|(id, error)| pull.leave_out(id, error))?;
+        Ok(pull)
     }
 
-    /// The records of those that are not here, parents before children.
-    fn lacking(&self, remote: &dyn Remote, experiment: &str, ids: &[CheckpointId], jobs: usize) -> Result<Vec<Wanted>> {
+    /// The records of those that are not here, parents before children; and those whose records are damaged.
+    fn lacking(&self, remote: &dyn Remote, experiment: &str, ids: &[CheckpointId], jobs: usize) -> Result<(Vec<Wanted>, Vec<Damaged>)> {
         let index = &self.0.index;
         let lacking: BTreeSet<_> = {
             let read = index.read()?;
@@ -118,13 +133,16 @@ impl Store {
             ids.iter().map(|id| Ok((!is_here(id)?).then_some(*id))).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect()
         };
         let lacking: Vec<_> = lacking.into_iter().collect();
-        let mut records = HashMap::new();
+        let (mut records, mut damaged) = (HashMap::new(), Vec::new());
         in_parallel(
             jobs,
             &lacking,
-            |id| record(remote, experiment, id),
-            |id, (record, bytes)| {
-                records.insert(*id, Wanted { id: *id, record, bytes, between: Vec::new() });
+            |id| apart(record(remote, experiment, id)),
+            |id, found| {
+                match found {
+                    Ok((record, bytes)) => _ = records.insert(*id, Wanted { id: *id, record, bytes, between: Vec::new() }),
+                    Err(error) => damaged.push((*id, error)),
+                }
                 Ok(())
             },
         )?;
@@ -135,12 +153,12 @@ impl Store {
             let mut line: Vec<Wanted> = Vec::new();
             let mut at = Some(id);
             while let Some(wanted) = at.and_then(|id| records.remove(&id)) {
-                at = wanted.between.last().map_or(wanted.record.parent, |(_, ancestor)| *ancestor);
+                at = nearest(&wanted.between, &wanted.record);
                 line.push(wanted);
             }
             ordered.extend(line.into_iter().rev());
         }
-        Ok(ordered)
+        Ok((ordered, damaged))
     }
 
     /// Of those whose parents do not come and are not here: who was between them and the nearest that is.
@@ -148,7 +166,8 @@ impl Store {
         let mut found = Vec::new();
         for wanted in records.values() {
             let is_there = |id: &CheckpointId| Ok(records.contains_key(id) || is_known(self, id)?);
-            found.push((wanted.id, lines::nearest(remote, experiment, wanted.record.parent, is_there)?.1));
+            // Where it is damaged who they were, it is as if nobody had told.
+            found.push((wanted.id, apart(lines::nearest(remote, experiment, wanted.record.parent, is_there))?.unwrap_or_default().1));
         }
         for (id, between) in found {
             if let Some(wanted) = records.get_mut(&id) {
@@ -166,6 +185,9 @@ fn is_known(store: &Store, id: &CheckpointId) -> Result<bool> {
     Ok(index.has(&read, &index.records, id.as_bytes())? || parent_of_removed(index, &read, id)?.is_some())
 }
 
+/// A checkpoint that cannot be had, and why.
+type Damaged = (CheckpointId, Error);
+
 /// A checkpoint that is fetched.
 struct Wanted {
     id: CheckpointId,
@@ -176,13 +198,24 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn roots(&self) -> impl Iterator<Item = &Root> {
-        self.record.parts.iter().flat_map(|part| part.tables.values())
-    }
-
     fn blobs(&self) -> impl Iterator<Item = &BlobName> {
         self.record.parts.iter().flat_map(|part| part.blobs.values())
     }
+}
+
+/// What of a checkpoint is looked after.
+#[derive(Default)]
+struct Contents {
+    /// Nodes that were looked at.
+    seen: HashSet<Name>,
+    /// Those that the store lacks, each after those below it.
+    nodes: Vec<NodeName>,
+    pages: HashSet<PageName>,
+}
+
+/// The nearest ancestor of a checkpoint that is here or comes, by who was between.
+fn nearest(between: &[Link], record: &Record) -> Option<CheckpointId> {
+    between.last().map_or(record.parent, |(_, ancestor)| *ancestor)
 }
 
 /// A pull under way.
@@ -195,6 +228,14 @@ pub struct Pull<'a> {
     images: Vec<File>,
     /// None if whoever asked for it is present.
     presence: Option<Presence>,
+    /// Whether checkpoints that cannot be had are left out. Else they fail it.
+    partial: bool,
+    /// Nodes below which all is here, for whoever stands on all these golden images.
+    whole: HashSet<Name>,
+    stands_on: Vec<ImageId>,
+    /// Of each one that was left out: itself, and who was between it and the nearest ancestor that is here.
+    gaps: HashMap<CheckpointId, Vec<Link>>,
+    told: Pulled,
 }
 
 impl Pull<'_> {
@@ -210,7 +251,8 @@ impl Pull<'_> {
         let Some(object) = all.remove(id).and_then(|objects| objects.into_iter().next()) else { return Ok(None) };
         let record = image::record(self.shelf.remote, &object)?;
         self.shelf.look(progress)?;
-        self.shelf.fetch_tables([record.root()].iter(), true, Vec::new(), progress)?;
+        let top = Spot::top(&record.root(), None)?;
+        self.shelf.fetch_tables(top.into_iter().collect(), Vec::new(), progress)??;
         let (path, held) = image::write(&mut self.shelf, id, &record, progress)?;
         self.images.push(held);
         self.shelf.nodes.clear();
@@ -235,13 +277,13 @@ impl Pull<'_> {
         for (number, group) in (0..).zip(wanted.chunks(GROUP_MAX)) {
             self.bring(group, Progress { done: number * GROUP_MAX as u64, total }, progress)?;
         }
-        let Self { shelf, images, .. } = self;
+        let Self { shelf, images, told, .. } = self;
         let (packs, bytes) = shelf.fetched;
         if total > 0 || !images.is_empty() {
             shelf.clear();
         }
         presence.take();
-        Ok(Pulled { checkpoints: total, packs, bytes, images: images.len() as u64 })
+        Ok(Pulled { packs, bytes, images: images.len() as u64, ..told })
     }
 
     /// Fetches what is lacking of these checkpoints, and puts them into the store. Those before them are there.
@@ -249,14 +291,59 @@ impl Pull<'_> {
         self.fetch_all(group, progress)?;
         for (done, wanted) in (before.done..).zip(group) {
             progress(CopyStage::Enter, Progress { done, ..before });
-            self.enter(wanted)?;
+            match apart(self.enter(wanted))? {
+                Ok(()) => self.told.checkpoints += 1,
+                Err(error) => {
+                    let mut gap = vec![(wanted.id, wanted.record.parent)];
+                    gap.extend(self.between(wanted));
+                    self.gaps.insert(wanted.id, gap);
+                    self.leave_out(wanted.id, error)?;
+                }
+            }
         }
         // What the next ones share with these is in the store.
         self.shelf.nodes.clear();
         Ok(())
     }
 
-    /// Fetches every pack that has something that is needed.
+    /// Goes on without a checkpoint, if that is wanted.
+    fn leave_out(&mut self, id: CheckpointId, error: Error) -> Result<()> {
+        if !self.partial {
+            return Err(error);
+        }
+        self.told.left_out.push((id, error.to_string()));
+        Ok(())
+    }
+
+    /// Who was between a checkpoint and the nearest of its ancestors that is here, those that were left out among them.
+    fn between(&self, wanted: &Wanted) -> Vec<Link> {
+        let mut between = wanted.between.clone();
+        if let Some(gap) = nearest(&between, &wanted.record).and_then(|id| self.gaps.get(&id)) {
+            between.extend(gap);
+        }
+        between
+    }
+
+    /// The tops of a checkpoint's tables, each beside that of its nearest ancestor if that is here, and stands on no other golden images.
+    fn tops(&self, wanted: &Wanted) -> Result<Vec<Spot>> {
+        let Record { parts, images, .. } = &wanted.record;
+        let store = self.shelf.store;
+        let mut ancestor = None;
+        if let Some(id) = nearest(&self.between(wanted), &wanted.record) {
+            ancestor =
+                store.record_in(&*store.0.index.read()?, &id)?.filter(|record| record.images.iter().all(|image| images.contains(image)));
+        }
+        let mut tops = Vec::new();
+        for part in parts {
+            let beside = ancestor.iter().flat_map(|record| &record.parts).find(|beside| beside.name == part.name);
+            for (name, root) in &part.tables {
+                tops.extend(Spot::top(root, beside.and_then(|beside| beside.tables.get(name)))?);
+            }
+        }
+        Ok(tops)
+    }
+
+    /// Fetches every pack that has something that is needed. Who needs something that is damaged finds it so again.
     fn fetch_all(&mut self, wanted: &[Wanted], progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
         let mut blobs: Vec<Name> = Vec::new();
         for blob in wanted.iter().flat_map(Wanted::blobs) {
@@ -264,7 +351,11 @@ impl Pull<'_> {
                 blobs.push(blob.0);
             }
         }
-        self.shelf.fetch_tables(wanted.iter().flat_map(Wanted::roots), false, blobs, progress)
+        let mut tops = Vec::new();
+        for wanted in wanted {
+            tops.extend(apart(self.tops(wanted))?.unwrap_or_default());
+        }
+        self.shelf.fetch_tables(tops, blobs, progress).map(drop)
     }
 
     /// Puts a checkpoint into the store.
@@ -278,20 +369,15 @@ impl Pull<'_> {
                 writer.put_blob(&bytes)?;
             }
         }
-        let mut pages = Vec::new();
-        let mut nodes = Vec::new();
-        let mut seen = HashSet::new();
-        for root in wanted.roots() {
-            if let Some(node) = root.node {
-                self.below(&node, top_level(root)?, &writer, &mut seen, &mut nodes)?;
-            }
+        if !self.stands_on.iter().all(|image| wanted.record.images.contains(image)) {
+            self.whole.clear();
         }
-        for name in &nodes {
-            let node = &self.shelf.nodes[name].node;
-            if node.level == 0 {
-                pages.extend(node.iter().map(|(_, page)| PageName(page)).filter(|page| seen.insert(page.0)));
-            }
+        self.stands_on.clone_from(&wanted.record.images);
+        let mut contents = Contents::default();
+        for top in self.tops(wanted)? {
+            self.below(top, &writer, &mut contents)?;
         }
+        let Contents { seen, nodes, pages } = contents;
         self.put_pages(&mut writer, pages)?;
         for name in &nodes {
             let Fetched { node, base } = self.shelf.nodes[name].clone();
@@ -299,29 +385,36 @@ impl Pull<'_> {
             let base = base.and_then(|base| Some((base, writer.load(&base).ok()?)));
             writer.save(Arc::unwrap_or_clone(node), base)?;
         }
-        writer.commit_copy(&wanted.id, &wanted.bytes, &wanted.record, &wanted.between)?;
+        writer.commit_copy(&wanted.id, &wanted.bytes, &wanted.record, &self.between(wanted))?;
+        self.whole.extend(seen);
         Ok(())
     }
 
-    /// The nodes below this one that the store lacks, each after those below it.
-    fn below(&mut self, name: &NodeName, level: u8, writer: &Writer, seen: &mut HashSet<Name>, nodes: &mut Vec<NodeName>) -> Result<()> {
-        if !seen.insert(name.0) || writer.node_is_known(name)? {
+    /// Finds out what is to be looked after from this node on down: also below those that are here, unless it is known that all below them is.
+    fn below(&mut self, spot: Spot, writer: &Writer, contents: &mut Contents) -> Result<()> {
+        let Spot { node: name, level, .. } = spot;
+        if spot.is_whole() || self.whole.contains(&name.0) || !contents.seen.insert(name.0) {
             return Ok(());
         }
-        if !self.shelf.nodes.contains_key(name) {
-            // It was here when it was looked for, of a checkpoint that was removed, and since then a collection has hidden it.
-            let fetched = self.shelf.node(name, level)?;
-            self.shelf.nodes.insert(*name, fetched);
+        let is_known = writer.node_is_known(&name)?;
+        if !is_known && !self.shelf.nodes.contains_key(&name) {
+            // It was damaged when it was looked for; or it was here, of a checkpoint that was removed, and since then a collection has hidden it.
+            let fetched = self.shelf.node(&name, level)?;
+            self.shelf.nodes.insert(name, fetched);
         }
-        let node = self.shelf.nodes[name].node.clone();
-        if level > 0 {
-            node.iter().try_for_each(|(_, entry)| self.below(&NodeName(entry), level - 1, writer, seen, nodes))?;
+        let node = self.shelf.fetched_level(&name, level)?;
+        if level == 0 {
+            contents.pages.extend(node.iter().map(|(_, page)| PageName(page)));
+        } else {
+            spot.below(self.shelf.store, &node).into_iter().try_for_each(|below| self.below(below, writer, contents))?;
         }
-        nodes.push(*name);
+        if !is_known {
+            contents.nodes.push(name);
+        }
         Ok(())
     }
 
-    fn put_pages(&mut self, writer: &mut Writer, pages: Vec<PageName>) -> Result<()> {
+    fn put_pages(&mut self, writer: &mut Writer, pages: HashSet<PageName>) -> Result<()> {
         let mut placed = Vec::with_capacity(pages.len());
         for name in pages {
             if name != ZERO_PAGE && !writer.claim(&name)? {

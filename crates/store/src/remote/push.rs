@@ -79,6 +79,29 @@ impl Store {
         options: &PushOptions,
         progress: &mut dyn FnMut(CopyStage, Progress),
     ) -> Result<Pushed> {
+        self.send(remote, ids, options, false, progress)
+    }
+
+    /// The same for a remote of which something was lost: also of checkpoints whose records are there it is sent what is not, and no node that is there is taken to have all
+    /// that is below it. Golden images that are open come along in the same way. What is in packs whose tables of contents can be read counts as there.
+    pub fn repair_remote(
+        &self,
+        remote: &dyn Remote,
+        ids: &[CheckpointId],
+        options: &PushOptions,
+        progress: &mut dyn FnMut(CopyStage, Progress),
+    ) -> Result<Pushed> {
+        self.send(remote, ids, options, true, progress)
+    }
+
+    fn send(
+        &self,
+        remote: &dyn Remote,
+        ids: &[CheckpointId],
+        options: &PushOptions,
+        repair: bool,
+        progress: &mut dyn FnMut(CopyStage, Progress),
+    ) -> Result<Pushed> {
         identity::settle(remote, options.identity.as_deref())?;
         let lease = Lease::take(remote)?;
         let going = Going::look(remote)?;
@@ -86,22 +109,24 @@ impl Store {
         // Those of checkpoints that are there already, too: they may have been sent without.
         let mut images: BTreeSet<_> =
             records.iter().filter(|_| options.images).flat_map(|(_, record)| record.images.iter().copied()).collect();
+        let mut shown = BTreeSet::new();
         if !images.is_empty() {
-            let there = staying_images(remote, &going)?;
-            images.retain(|image| !there.contains(image));
+            shown = staying_images(remote, &going)?;
+            images.retain(|image| if repair { self.open_image(image).is_some() } else { !shown.contains(image) });
         }
         let experiments: HashSet<_> = records.iter().map(|(_, record)| record.experiment.clone()).collect();
         let mut known = HashSet::new();
         for experiment in experiments {
             known.extend(checkpoints_on(remote, &experiment)?);
         }
-        records.retain(|(id, _)| !known.contains(id));
+        records.retain(|(id, _)| repair || !known.contains(id));
         if records.is_empty() && images.is_empty() {
             return Ok(Pushed { gone, ..Pushed::default() });
         }
         let jobs = options.jobs.max(1);
-        let catalog = Catalog::read(self, remote, jobs, &going, &mut |at| progress(CopyStage::Look, at))?;
-        let mut plan = Plan { store: self, there: catalog.staying().copied().collect(), fresh: HashSet::new() };
+        let catalog = Catalog::read(self, remote, jobs, &going, repair, &mut |at| progress(CopyStage::Look, at))?;
+        let through = repair.then(HashSet::new);
+        let mut plan = Plan { store: self, there: catalog.staying().copied().collect(), fresh: HashSet::new(), through };
         drop(catalog);
         let uploads = Uploads::new(remote, jobs);
         thread::scope(|scope| {
@@ -110,7 +135,7 @@ impl Store {
                 scope.spawn(|| uploads.serve());
             }
             let mut push = Push::new(self, remote, &uploads, Some(&lease), known);
-            push.told.gone = gone;
+            (push.told.gone, push.shown) = (gone, shown);
             let sent = push.all(&mut plan, &images, &records, progress);
             uploads.close();
             lease.end_beats();
@@ -163,6 +188,8 @@ struct Plan<'a> {
     there: HashSet<Name>,
     /// Of them the nodes of the checkpoint that is being planned.
     fresh: HashSet<NodeName>,
+    /// Those below which it was looked, where what is there vouches for nothing below it. None: it does.
+    through: Option<HashSet<NodeName>>,
 }
 
 impl Plan<'_> {
@@ -183,7 +210,8 @@ impl Plan<'_> {
     }
 
     fn below(&mut self, name: &NodeName, level: u8, wanted: &mut Wanted) -> Result<()> {
-        if !self.there.insert(name.0) {
+        let is_lacking = self.there.insert(name.0);
+        if !self.through.as_mut().map_or(is_lacking, |through| through.insert(*name)) {
             return Ok(());
         }
         let loaded = self.store.0.load_level(name, level)?;
@@ -194,6 +222,9 @@ impl Plan<'_> {
                 0 => {}
                 _ => self.below(&NodeName(entry), level - 1, wanted)?,
             }
+        }
+        if !is_lacking {
+            return Ok(());
         }
         self.fresh.insert(*name);
         let was_there = |base: &NodeName| self.there.contains(&base.0) && !self.fresh.contains(base);
@@ -228,6 +259,8 @@ pub(super) struct Push<'a> {
     builder: Option<PackBuilder<Vec<u8>>>,
     /// Checkpoints that the remote had before.
     known: HashSet<CheckpointId>,
+    /// Golden images whose records it has.
+    shown: BTreeSet<ImageId>,
     pub told: Pushed,
 }
 
@@ -239,7 +272,7 @@ impl<'a> Push<'a> {
         lease: Option<&'a Lease<'a>>,
         known: HashSet<CheckpointId>,
     ) -> Self {
-        Self { store, remote, uploads, lease, builder: None, known, told: Pushed::default() }
+        Self { store, remote, uploads, lease, builder: None, known, shown: BTreeSet::new(), told: Pushed::default() }
     }
 
     /// Sends golden images, and then the checkpoints that stand on them.
@@ -300,8 +333,11 @@ impl<'a> Push<'a> {
         self.uploads.settle()
     }
 
-    /// The record of a golden image, when all of it is there.
+    /// The record of a golden image, when all of it is there, unless that is there, too.
     pub fn put_image(&mut self, id: &ImageId, record: &ImageRecord) -> Result<()> {
+        if self.shown.contains(id) {
+            return Ok(());
+        }
         let object = image::name(id, &unique(self.remote)?);
         let show = || self.remote.put(&object, record.encode()).map_err(Error::io("write", &place(self.remote, &object)));
         self.counted_on(std::slice::from_ref(&object), show)?;

@@ -1,7 +1,7 @@
 //! What has come from a remote, or is to come: its packs lie beside the store until all that is wanted of them is in it.
 
 use super::{
-    COPIED_AT_ONCE, CopyStage, Name, Remote,
+    COPIED_AT_ONCE, CopyStage, Name, Remote, apart,
     catalog::{Catalog, Place, pack_name},
     damaged,
     lease::Going,
@@ -15,7 +15,7 @@ use crate::{
     files::{make_directories, remove_tree},
     index::Location,
     node::{Node, Stored},
-    pack::{self, Frame, PackFile, frame::BLOB_MAX},
+    pack::{self, Frame, PackFile},
     remote::in_parallel,
     store::PACKS_CACHED,
     table::{Loaded, Nodes, top_level},
@@ -30,8 +30,6 @@ use std::{
 
 /// Deltas to deltas. Each is to one that was there in full where it was made, so that it takes several hosts to make two in a row.
 const DELTAS_MAX: u32 = 64;
-/// Bytes of a pack at most: of the largest blob, and what is gathered besides.
-const PACK_MAX: u64 = BLOB_MAX as u64 + (256 << 20);
 
 /// Frames that are kept: a node and its base lie in different ones, and their neighbours likewise.
 const FRAMES: usize = 8;
@@ -62,6 +60,38 @@ pub(super) struct Fetched {
     pub base: Option<NodeName>,
 }
 
+/// A node of a table, and what the table of a checkpoint that is here has in its place.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Spot {
+    pub node: NodeName,
+    pub level: u8,
+    beside: Option<NodeName>,
+}
+
+impl Spot {
+    /// The top of a table, unless that names nothing.
+    pub fn top(root: &Root, beside: Option<&Root>) -> Result<Option<Self>> {
+        let level = top_level(root)?;
+        let beside = beside.filter(|beside| beside.pages == root.pages).and_then(|beside| beside.node);
+        Ok(root.node.map(|node| Self { node, level, beside }))
+    }
+
+    /// Whether it is of that checkpoint as well, so that all below it is here, too. That a node is here does not say so: a collection may have kept it for another one
+    /// that is a delta to it, and what was below it is gone.
+    pub fn is_whole(&self) -> bool {
+        self.beside == Some(self.node)
+    }
+
+    /// Those below it, as this node says, which is no leaf.
+    pub fn below(&self, store: &Store, node: &Node) -> Vec<Self> {
+        let level = self.level - 1;
+        // One that cannot be read vouches for nothing.
+        let beside = self.beside.and_then(|beside| store.0.load_level(&beside, self.level).ok());
+        let beside_at = |index| beside.as_ref().and_then(|loaded| loaded.node.get(index)).map(NodeName);
+        node.iter().map(|(index, entry)| Self { node: NodeName(entry), level, beside: beside_at(index) }).collect()
+    }
+}
+
 /// Packs of a remote that are here, and how to get at others.
 pub(super) struct Shelf<'a> {
     pub store: &'a Store,
@@ -72,7 +102,9 @@ pub(super) struct Shelf<'a> {
     catalog: Option<Catalog>,
     /// Those that are here, by number.
     here: HashSet<u32>,
-    /// Those of them that are open: more may be here than a process may have open.
+    /// What is wrong with those that were fetched and cannot be used.
+    damaged: HashMap<u32, String>,
+    /// Those that are here and open: more may be here than a process may have open.
     open: Cache<u32, Arc<PackFile>>,
     /// Those that were read last, each with its pack and number.
     frames: VecDeque<(u32, u32, Frame)>,
@@ -85,26 +117,28 @@ pub(super) struct Shelf<'a> {
 impl<'a> Shelf<'a> {
     pub fn new(store: &'a Store, remote: &'a dyn Remote, jobs: usize) -> Self {
         let incoming = store.0.incoming();
-        let (here, open, nodes) = (HashSet::new(), Cache::new(PACKS_CACHED), HashMap::new());
-        Self { store, remote, jobs, incoming, catalog: None, here, open, frames: VecDeque::new(), nodes, fetched: (0, 0) }
+        let (here, damaged, open) = (HashSet::new(), HashMap::new(), Cache::new(PACKS_CACHED));
+        let (frames, nodes) = (VecDeque::new(), HashMap::new());
+        Self { store, remote, jobs, incoming, catalog: None, here, damaged, open, frames, nodes, fetched: (0, 0) }
     }
 
     /// Looks what lies in the packs of the remote, the first time that it is asked.
     pub fn look(&mut self, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
         if self.catalog.is_none() {
             let going = Going::look(self.remote)?;
-            self.look_again(&going, progress)?;
+            self.look_again(&going, false, progress)?;
         }
         Ok(())
     }
 
-    /// Looks once more, while this is about to go.
-    pub fn look_again(&mut self, going: &Going, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
+    /// Looks once more, while this is about to go. `afresh`: without a cache.
+    pub fn look_again(&mut self, going: &Going, afresh: bool, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
         make_directories(&*self.store.0.medium, &self.incoming.directory)?;
         self.here.clear();
+        self.damaged.clear();
         self.open.clear();
         self.frames.clear();
-        self.catalog = Some(Catalog::read(self.store, self.remote, self.jobs, going, &mut |at| progress(CopyStage::Look, at))?);
+        self.catalog = Some(Catalog::read(self.store, self.remote, self.jobs, going, afresh, &mut |at| progress(CopyStage::Look, at))?);
         Ok(())
     }
 
@@ -119,49 +153,50 @@ impl<'a> Shelf<'a> {
         let _ = remove_tree(&*store.0.medium, &incoming.directory);
     }
 
-    /// Fetches the nodes below these roots that the store lacks, level by level, for they tell what else is needed; then the pages below them that it lacks, and
-    /// these other objects. `through`: pages below nodes that the store has are needed, too.
-    pub fn fetch_tables<'r>(
+    /// Fetches the nodes from these on down that the store lacks, level by level, for they tell what else is needed; then the pages below them that it lacks, and
+    /// these other objects. The first damage that was met is returned when all else is here.
+    pub fn fetch_tables(
         &mut self,
-        roots: impl Iterator<Item = &'r Root>,
-        through: bool,
+        mut level: Vec<Spot>,
         mut objects: Vec<Name>,
         progress: &mut dyn FnMut(CopyStage, Progress),
-    ) -> Result<()> {
-        let mut level = Vec::new();
-        for root in roots {
-            if let Some(node) = root.node {
-                level.push((node, top_level(root)?));
-            }
-        }
-        let mut seen = HashSet::new();
+    ) -> Result<Result<()>> {
+        let (mut seen, mut damage) = (HashSet::new(), None);
         while !level.is_empty() {
-            let (mut missing, mut next) = (Vec::new(), Vec::new());
-            for (name, height) in level {
-                if seen.insert(name.0) {
-                    let is_missing = !self.nodes.contains_key(&name) && !self.has_node(&name)?;
-                    missing.extend(is_missing.then_some(name));
-                    next.extend((is_missing || through).then_some((name, height)));
-                }
+            level.retain(|spot| !spot.is_whole() && seen.insert(spot.node.0));
+            let mut missing = Vec::new();
+            for Spot { node, .. } in &level {
+                let is_missing = !self.nodes.contains_key(node) && !self.has_node(node)?;
+                missing.extend(is_missing.then_some(*node));
             }
             self.fetch(missing.iter().map(|name| &name.0), progress)?;
-            level = Vec::new();
-            for (name, height) in next {
-                let node = self.fetched_level(&name, height)?;
+            let mut next = Vec::new();
+            for spot in level {
+                let node = match apart(self.fetched_level(&spot.node, spot.level))? {
+                    Ok(node) => node,
+                    Err(error) => {
+                        damage.get_or_insert(error);
+                        continue;
+                    }
+                };
+                if spot.level > 0 {
+                    next.extend(spot.below(self.store, &node));
+                    continue;
+                }
                 for (_, entry) in node.iter() {
-                    match height {
-                        0 if seen.insert(entry) && !self.has_page(&PageName(entry))? => objects.push(entry),
-                        0 => {}
-                        _ => level.push((NodeName(entry), height - 1)),
+                    if seen.insert(entry) && !self.has_page(&PageName(entry))? {
+                        objects.push(entry);
                     }
                 }
             }
+            level = next;
         }
-        self.fetch(objects.iter(), progress)
+        self.fetch(objects.iter(), progress)?;
+        Ok(damage.map_or(Ok(()), Err))
     }
 
     /// A node of this level, which is kept if the store lacks it.
-    fn fetched_level(&mut self, name: &NodeName, level: u8) -> Result<Arc<Node>> {
+    pub fn fetched_level(&mut self, name: &NodeName, level: u8) -> Result<Arc<Node>> {
         if !self.nodes.contains_key(name) && self.has_node(name)? {
             return Ok(Arc::new(self.store.0.load_level(name, level)?.node.clone()));
         }
@@ -204,35 +239,41 @@ impl<'a> Shelf<'a> {
         })
     }
 
-    /// Fetches the packs that these objects lie in, several at a time.
+    /// Fetches the packs that these objects lie in, several at a time. Whoever reads something of one that is damaged is told then.
     pub fn fetch<'n>(&mut self, names: impl Iterator<Item = &'n Name>, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
         let packs: BTreeSet<_> = names.filter_map(|name| self.catalog().find(name)).map(|place| place.pack).collect();
-        let packs: Vec<_> = packs.into_iter().filter(|pack| !self.here.contains(pack)).collect();
+        let packs: Vec<_> = packs.into_iter().filter(|pack| !self.here.contains(pack) && !self.damaged.contains_key(pack)).collect();
         let total = packs.iter().map(|pack| self.catalog().packs[*pack as usize].length).sum();
         let (this, mut done) = (&*self, 0);
         let mut came = Vec::new();
         in_parallel(
             this.jobs,
             &packs,
-            |pack| this.fetch_pack(*pack),
-            |pack, bytes| {
+            |pack| apart(this.fetch_pack(*pack)),
+            |pack, fetched| {
                 done += this.catalog().packs[*pack as usize].length;
                 progress(CopyStage::Transfer, Progress { done, total });
-                came.push((*pack, bytes));
+                came.push((*pack, fetched));
                 Ok(())
             },
         )?;
-        for (pack, bytes) in came {
-            self.came(pack, bytes);
+        for (pack, fetched) in came {
+            self.came(pack, fetched);
         }
         Ok(())
     }
 
-    /// Notes that a pack is here, for which that many bytes had to be fetched.
-    fn came(&mut self, pack: u32, bytes: u64) {
-        self.fetched.0 += u64::from(bytes > 0);
-        self.fetched.1 += bytes;
-        self.here.insert(pack);
+    /// Notes that a pack is here, for which that many bytes had to be fetched, or that it is damaged.
+    fn came(&mut self, pack: u32, fetched: Result<u64>) {
+        match fetched {
+            Ok(bytes) => {
+                self.fetched.0 += u64::from(bytes > 0);
+                self.fetched.1 += bytes;
+                self.here.insert(pack);
+            }
+            Err(Error::Corrupt { detail, .. }) => _ = self.damaged.insert(pack, detail),
+            Err(error) => _ = self.damaged.insert(pack, error.to_string()),
+        }
     }
 
     /// Fetches a pack, if it was not fetched before; says how many bytes had to be fetched.
@@ -253,9 +294,6 @@ impl<'a> Shelf<'a> {
             }
         }
         let object = pack_name(&pack.id);
-        if pack.length > PACK_MAX {
-            return Err(damaged(self.remote, &object, format!("a pack of {} bytes is beyond the limits", pack.length)));
-        }
         let bytes = self.remote.get(&object, pack.length).map_err(Error::io("read", &place(self.remote, &object)))?;
         let bytes = bytes.filter(|bytes| bytes.len() as u64 == pack.length);
         let bytes = bytes.ok_or_else(|| damaged(self.remote, &object, "it is gone, or of another length than it was"))?;
@@ -307,13 +345,16 @@ impl<'a> Shelf<'a> {
         let missing = || {
             Error::refused(
                 format!("{} is in no pack at {}", Named(what, name), self.remote),
-                "push that checkpoint again from where it is whole",
+                "where it is whole, `fermata remote verify --repair` sends it again",
             )
         };
         let at = self.catalog().find(name).ok_or_else(missing)?;
-        if !self.here.contains(&at.pack) {
-            let bytes = self.fetch_pack(at.pack)?;
-            self.came(at.pack, bytes);
+        if !self.here.contains(&at.pack) && !self.damaged.contains_key(&at.pack) {
+            let fetched = apart(self.fetch_pack(at.pack))?;
+            self.came(at.pack, fetched);
+        }
+        if let Some(detail) = self.damaged.get(&at.pack) {
+            return Err(self.wrong(at, detail.clone()));
         }
         let known = self.frames.iter().position(|(pack, frame, _)| (*pack, *frame) == (at.pack, at.frame));
         let number = match known {

@@ -14,6 +14,7 @@ use std::{
 };
 
 mod away;
+mod damage;
 mod images;
 mod prune;
 
@@ -179,7 +180,15 @@ pub(super) fn push(store: &Store, place: &Place, ids: &[CheckpointId]) -> Result
 }
 
 fn pull(store: &Store, place: &Place, ids: &[CheckpointId]) -> Result<Pulled> {
-    store.pull(place, "lab", ids, &PullOptions::default(), &mut |_, _| {})
+    all_came(store.pull(place, "lab", ids, &PullOptions::default(), &mut |_, _| {})?)
+}
+
+/// Fails if something was left out.
+fn all_came(pulled: Pulled) -> Result<Pulled> {
+    match pulled.left_out.first() {
+        Some((_, why)) => Err(Error::refused(why.clone(), "it was left out")),
+        None => Ok(pulled),
+    }
 }
 
 /// All that is said to be there is there, and whole.
@@ -570,7 +579,7 @@ fn what_lies_elsewhere_than_it_says_is_found_out() {
     fs::remove_file(&place.objects("packs/")[0]).unwrap();
     let there = tempfile::tempdir().unwrap();
     let error = pull(&store(there.path()), &place, &ids).unwrap_err().to_string();
-    assert!(error.contains("the place") && error.contains("push that checkpoint again"), "{error}");
+    assert!(error.contains("the place") && error.contains("verify --repair"), "{error}");
 }
 
 /// Disks name the page of zeros where their golden image has something else; nobody has it.

@@ -152,6 +152,116 @@ fn a_writer_that_lives_keeps_what_it_found() {
     is_whole(&store, &late, &pages(0..50));
 }
 
+/// The first 50 pages as a change of another table: nodes become deltas where they may.
+fn changed(store: &Store) -> (Writer, Root) {
+    let mut writer = store.writer().unwrap();
+    let mut other = pages(0..50);
+    other[1].1 = 777;
+    let base = put(&mut writer, &Root::empty(1000), &other);
+    let root = put(&mut writer, &base, &[(1, 1)]);
+    (writer, root)
+}
+
+/// The first 50 pages but for the first.
+fn with_another() -> Vec<(PageNumber, u64)> {
+    [vec![(0, 99)], pages(0..50)[1..].to_vec()].concat()
+}
+
+/// A writer that found nodes which are deltas to those of the first 50 pages. All of them were removed since.
+fn upon_others(store: &Store) -> (Writer, Root) {
+    let first = commit(store, None, "a", "first", &pages(0..50));
+    let base = store.record(&first).unwrap().parts[0].tables["ram"];
+    let mut writer = store.writer().unwrap();
+    let root = put(&mut writer, &base, &[(0, 99)]);
+    let second = writer.commit(&record_of(Some(first), "a", "second", root)).unwrap();
+    let mut writer = store.writer().unwrap();
+    let found = put(&mut writer, &Root::empty(1000), &with_another());
+    remove(store, &[first, second]);
+    (writer, found)
+}
+
+#[test]
+fn a_node_that_others_stand_on_is_replaced_by_no_delta() {
+    // Whoever stores it again found it doomed; or found nothing, for it came later.
+    for is_early in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = open(dir.path()).unwrap();
+        let early = is_early.then(|| changed(&store));
+        let (writer, found) = upon_others(&store);
+        let told = collect(&store, &CollectOptions { wait: false, ..ALL });
+        assert_eq!(told.waiting_for, 1 + u64::from(is_early));
+        let (other, root) = early.unwrap_or_else(|| changed(&store));
+        let other = other.commit(&record_of(None, "b", "other", root)).unwrap();
+        let id = writer.commit(&record_of(None, "c", "third", found)).unwrap();
+        drop(store);
+        let store = open(dir.path()).unwrap();
+        for _ in 0..2 {
+            is_whole(&store, &id, &with_another());
+            is_whole(&store, &other, &pages(0..50));
+            collect(&store, &ALL);
+        }
+    }
+}
+
+#[test]
+fn who_cannot_be_seen_is_not_taken_for_absent() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).unwrap();
+    let id = commit(&store, None, "a", "x", &pages(0..20));
+    remove(&store, &[id]);
+    let unseen = dir.path().join("holds/unseen");
+    std::fs::create_dir(&unseen).unwrap();
+    let error = store.collect(&ALL, &mut |_, _| {}).unwrap_err();
+    assert!(matches!(error, Error::Io { .. }), "{error}");
+    std::fs::remove_dir(&unseen).unwrap();
+    assert_eq!(collect(&store, &ALL).packs_removed, 1);
+}
+
+#[test]
+fn a_pack_that_only_now_cannot_be_read_ends_a_collection() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("store")).unwrap();
+    let id = commit(&store, None, "a", "x", &pages(0..20));
+    remove(&store, &[id]);
+    let (pack, aside) = (packs(store.path()).remove(0), dir.path().join("aside"));
+    std::fs::rename(&pack, &aside).unwrap();
+    // A link to itself can be opened by nobody, and is not gone.
+    std::os::unix::fs::symlink(&pack, &pack).unwrap();
+    let error = store.collect(&ALL, &mut |_, _| {}).unwrap_err();
+    assert!(matches!(error, Error::Io { .. }), "{error}");
+    std::fs::rename(&aside, &pack).unwrap();
+    assert_eq!(collect(&store, &ALL).packs_removed, 1);
+}
+
+/// The pack of a checkpoint that is committed and removed again meanwhile is not looked through. What is found in it stays whole.
+#[test]
+fn what_comes_and_goes_beside_a_collection_keeps_what_it_stands_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).unwrap();
+    let first = commit(&store, None, "a", "first", &pages(0..50));
+    let base = store.record(&first).unwrap().parts[0].tables["ram"];
+    let mut writer = store.writer().unwrap();
+    let root = put(&mut writer, &base, &[(600, 99)]);
+    remove(&store, &[first]);
+    let mut writer = Some(writer);
+    let told = store.collect(&ALL, &mut |stage, _| {
+        if stage == CollectStage::Wait
+            && let Some(writer) = writer.take()
+        {
+            let second = writer.commit(&record_of(None, "b", "second", root)).unwrap();
+            remove(&store, &[second]);
+        }
+    });
+    assert!(told.unwrap().damaged.is_empty() && writer.is_none());
+    let all = [pages(0..50), vec![(600, 99)]].concat();
+    let again = commit(&store, None, "c", "again", &all);
+    drop(store);
+    let store = open(dir.path()).unwrap();
+    is_whole(&store, &again, &all);
+    collect(&store, &ALL);
+    is_whole(&store, &again, &all);
+}
+
 #[test]
 fn a_collection_waits_for_the_writers_that_were_there() {
     let dir = tempfile::tempdir().unwrap();

@@ -171,6 +171,28 @@ fn only_the_right_key_opens_and_a_wrong_one_costs_nothing() {
 }
 
 #[test]
+fn an_init_that_was_cut_off_is_ended_by_its_own_secret() {
+    if is_encrypted() {
+        return;
+    }
+    let dir = memory_dir();
+    let path = dir.path().join("store");
+    let (first, secret) = key_file(dir.path(), "first", 1);
+    let (second, other) = key_file(dir.path(), "second", 2);
+    drop(Store::create(&path, &first, &secret, &RANDOM).unwrap());
+    let keys = std::fs::read(path.join("keys")).unwrap();
+    std::fs::remove_dir_all(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    std::fs::write(path.join("keys"), keys).unwrap();
+    ["keys-x7a9Zq", "format-x7a9Zq"].iter().for_each(|left| std::fs::write(path.join(left), "left").unwrap());
+    assert!(refusal(Store::create(&path, &second, &other, &RANDOM)).contains("cut off"));
+    assert!(!path.join("format").exists());
+    drop(Store::create(&path, &first, &secret, &RANDOM).unwrap());
+    drop(Store::open(&path).unwrap());
+    assert!(files(&path).iter().all(|file| !file.to_str().unwrap().contains("x7a9Zq")), "swept");
+}
+
+#[test]
 fn the_secret_changes_and_all_else_stays() {
     static TYPED: Mutex<&str> = Mutex::new("");
     if is_encrypted() {

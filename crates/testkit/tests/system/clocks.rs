@@ -165,6 +165,9 @@ fn no_clock_of_the_guest_jumps_apart_from_the_others() {
     let looks = looks(&console(&run.body()));
     assert!(looks.iter().all(|look| look["steal"] == looks[0]["steal"]), "the kernel thinks that time was stolen: {looks:?}");
     let seen = Seen::new(&looks, &spans);
+    if !seen.without[0].contains_key("hpet") {
+        fermata_testkit::skipped!("the HPET of a guest across checkpoints, for its kernel lets nobody read /dev/mem");
+    }
     pauses.sort_by(f64::total_cmp);
     println!("pauses: {pauses:?}");
     for name in seen.without[0].keys() {

@@ -46,7 +46,7 @@ impl Keeper {
             When::After(time) => VirtualTime::from_ns(now.ns.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))),
         };
         // A time from now is never behind; one that is named has another way there if this one is closed.
-        let open = || matches!(to.when, When::After(_)) || run.body().glance().iter().all(can_run);
+        let open = || matches!(to.when, When::After(_)) || can_go_on(&run.body().glance());
         let is_ahead = to.line.is_none() && to.perturbation.is_none() && now <= asked && open();
         let resumed = if is_ahead {
             self.stay(&run, now, to.go_on || now < asked)?
@@ -78,7 +78,28 @@ impl Keeper {
     }
 }
 
-/// Whether a machine could go on from where it is.
-fn can_run(status: &Status) -> bool {
-    matches!(status, Status::Running | Status::Paused)
+/// Whether machines could go on together from where they are. One that is off stays off, and one that does not answer may only be slow.
+fn can_go_on(machines: &[Status]) -> bool {
+    let is_lost = |status: &Status| matches!(status, Status::Gone(_) | Status::Failed(_));
+    !machines.iter().any(is_lost) && machines.iter().any(|status| *status != Status::Off)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_cannot_go_on_goes_back() {
+        let gone = || Status::Gone("it was killed".into());
+        let check = |machines: &[Status], expected: bool| assert_eq!(can_go_on(machines), expected, "{machines:?}");
+        check(&[Status::Running], true);
+        check(&[Status::Paused, Status::Running], true);
+        check(&[Status::Running, Status::Off], true);
+        check(&[Status::Silent], true);
+        check(&[Status::Off, Status::Silent], true);
+        check(&[Status::Off], false);
+        check(&[Status::Off, Status::Off], false);
+        check(&[Status::Running, gone()], false);
+        check(&[Status::Running, Status::Failed("internal-error")], false);
+    }
 }

@@ -12,7 +12,11 @@ use fermata_store::{
     remote::{Away, AwayState, CopyStage, Remote},
 };
 use fermata_types::{CheckpointId, PageNumber};
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 /// Between two looks at whether machines wait for a remote.
 const LOOK: Duration = Duration::from_millis(100);
@@ -91,24 +95,58 @@ impl Keeper {
 
     /// Stops machines as long as one waits for a remote that gives nothing: a processor that waits for a page does not run, but its guest's clocks would.
     fn mind_the_remote(self: &Arc<Self>) {
-        let mut held: Vec<String> = Vec::new();
         let watch = self.repeat(LOOK, move |keeper| {
-            let waits = keeper.loading().is_some_and(|(_, state)| state.waited_for);
-            if waits && held.is_empty() {
-                for run in keeper.runs().iter().filter(|run| run.body().glance().contains(&Status::Running)) {
-                    tracing::warn!("run {} stands still until its remote can be read again", run.name());
-                    held.push(run.name().to_owned());
-                    // A processor that waits for a page stops when it has it, and QEMU answers only then; its clocks stand from now on.
-                    if let Err(error) = run.pause() {
-                        tracing::info!("run {} stops as soon as it has its page: {error}", run.name());
-                    }
-                }
-            } else if !waits {
-                held.retain(|name| keeper.run(Some(name)).is_ok_and(|run| !go_on(&run)));
+            match keeper.loading() {
+                Some((_, state)) if state.waited_for => keeper.runs().iter().for_each(|run| keeper.hold_up(run)),
+                _ => keeper.held().release(|name| keeper.run(Some(name)).map_or(true, |run| go_on(&run))),
             }
             LOOK
         });
         self.threads.lock().expect("nobody panics with the lock").push(watch);
+    }
+
+    /// Stops a run that runs, however it came to do so, until its remote gives something.
+    fn hold_up(&self, run: &Run) {
+        // Nobody pauses it in between: he would not be known to want it paused.
+        let mut held = self.held();
+        if !run.body().glance().contains(&Status::Running) {
+            return;
+        }
+        if held.hold(run.name()) {
+            tracing::warn!("run {} stands still until its remote can be read again", run.name());
+        }
+        drop(held);
+        // A processor that waits for a page stops when it has it, and QEMU answers only then; its clocks stand from now on.
+        if let Err(error) = run.pause() {
+            tracing::info!("run {} stops as soon as it has its page: {error}", run.name());
+        }
+    }
+
+    /// Stops a run because somebody wants it. One that stands still for its remote stays so when that can be read again.
+    pub fn pause(&self, run: Option<&str>) -> Result<Arc<Run>> {
+        let run = self.run(run)?;
+        let mut held = self.held();
+        if !held.wish(run.name(), Wish::Stand) {
+            run.pause()?;
+        }
+        drop(held);
+        Ok(run)
+    }
+
+    /// Lets a run go on because somebody wants it. Refused while it stands still for its remote: then it goes on when that can be read again.
+    pub fn resume(&self, run: Option<&str>) -> Result<Arc<Run>> {
+        let run = self.run(run)?;
+        if self.held().wish(run.name(), Wish::GoOn) {
+            let name = run.name();
+            return Err(Error::Refused(format!("run {name} stands still until its remote can be read again, and goes on by itself then")));
+        }
+        run.resume()?;
+        Ok(run)
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        // A wish is there or not, whoever panicked.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From where a checkpoint still comes, and how far it is.
@@ -128,6 +166,36 @@ impl Keeper {
         if let Some(away) = self.host.store().away() {
             away.end();
         }
+    }
+}
+
+/// Runs that stand still for a remote, and what becomes of them when it can be read again.
+#[derive(Default)]
+pub(super) struct Held(BTreeMap<String, Wish>);
+
+/// What somebody wants of a run that stands still for a remote.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    GoOn,
+    Stand,
+}
+
+impl Held {
+    /// Whether it was not held before.
+    fn hold(&mut self, run: &str) -> bool {
+        let before = self.0.len();
+        self.0.entry(run.to_owned()).or_insert(Wish::GoOn);
+        self.0.len() > before
+    }
+
+    /// False: it is not held, and whoever wants something of it does it himself.
+    fn wish(&mut self, run: &str, what: Wish) -> bool {
+        self.0.get_mut(run).map(|wish| *wish = what).is_some()
+    }
+
+    /// The remote can be read again. Those that nobody wants to stand go on; one that cannot yet is tried again the next time.
+    fn release(&mut self, go_on: impl Fn(&str) -> bool) {
+        self.0.retain(|run, wish| *wish == Wish::GoOn && !go_on(run));
     }
 }
 
@@ -173,4 +241,34 @@ fn go_on(run: &Run) -> bool {
         tracing::info!("run {} does not go on yet: {error}", run.name());
     }
     went.is_ok() || !run.body().glance().contains(&Status::Paused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn what_people_want_of_a_run_holds_when_the_remote_is_back() {
+        let mut held = Held::default();
+        assert!(!held.wish("main", Wish::Stand), "it is not held: he pauses it himself");
+        for run in ["main", "paused", "slow", "thought-better"] {
+            assert!(held.hold(run) && !held.hold(run));
+        }
+        assert!(held.wish("paused", Wish::Stand) && held.wish("thought-better", Wish::Stand) && held.wish("thought-better", Wish::GoOn));
+        // The next look at a remote that is still lost.
+        assert!(!held.hold("paused"));
+        let went = RefCell::new(Vec::new());
+        held.release(|run| {
+            went.borrow_mut().push(run.to_owned());
+            run != "slow"
+        });
+        assert_eq!(went.take(), ["main", "slow", "thought-better"]);
+        held.release(|run| {
+            went.borrow_mut().push(run.to_owned());
+            true
+        });
+        assert_eq!(went.take(), ["slow"], "the others are let go of, the one that is paused too");
+        assert!(!held.wish("paused", Wish::GoOn), "whoever resumes it now does so himself");
+    }
 }

@@ -10,7 +10,7 @@ use super::{
         units::shorten,
     },
     Action, Endpoint, Event, LAST_INTERFACE, Link,
-    quantities::{Ipv4, Time},
+    quantities::{Ipv4, Rate, Time},
     raw::{InterfaceName, RawEndpoint, RawEvent, RawInterface, RawLink, RawShape},
     reshape,
 };
@@ -239,7 +239,28 @@ impl Wiring<'_> {
             let message = "`reorder` lets frames skip the delay, and there is none; add a `delay`";
             self.faults.invalid(reorder.span.clone(), "no delay to skip", message);
         }
-        said.apply(base).unwrap_or_else(|_| base.clone())
+        let shape = said.apply(base).unwrap_or_else(|_| base.clone());
+        self.holds(raw, &shape);
+        shape
+    }
+
+    /// A link that is used as its rate allows loses nothing but what its shape says. What a checkpoint keeps has no places, and is taken as it is.
+    fn holds(&mut self, raw: &RawShape, shape: &Shape) {
+        let times = [&raw.delay, &raw.jitter].map(|time| time.as_ref().map(|time| &time.span));
+        let said = raw.rate.as_ref().map(|rate| &rate.span).into_iter().chain(times.into_iter().flatten()).next();
+        if let (Some(span), Some(rate), Some(bytes)) = (said, shape.rate, shape.on_its_way())
+            && bytes > Shape::HELD_MAX
+            && !span.is_empty()
+            && !raw.partial
+        {
+            let longest = Time(shape.delay_ns.saturating_add(shape.jitter_ns));
+            let [bytes, most] = [bytes, Shape::HELD_MAX].map(|bytes| bytes.div_ceil(1 << 20));
+            let message = format!(
+                "at {} frames that take up to {longest} are up to {bytes} MiB on their way, and one direction holds {most} MiB; lower `rate` or `delay`",
+                Rate(rate)
+            );
+            self.faults.invalid(span.clone(), "more than is held", message);
+        }
     }
 
     /// What each number may be.

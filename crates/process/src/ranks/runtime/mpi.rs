@@ -5,11 +5,11 @@
 //! begin where the checkpoint left them.
 
 use super::{
-    ADDRESS, Answer, Here, Inbox, Joined, MutexGuard, Parcel, PoisonError, RANKS_MAX, Runtime, Shared, State, another_program, invalid,
+    ADDRESS, Answer, Here, Inbox, Joined, MutexGuard, Parcel, PoisonError, RANKS_MAX, Runtime, Shared, State, begin_area, invalid,
     invitation, of_others,
 };
 use crate::ranks::{
-    area::{self, Area},
+    area,
     links::Stream,
     mode::Mode,
     wire::{Decoder, Encoder, Frame},
@@ -133,7 +133,7 @@ impl MpiRank {
             )));
         }
         let Some(mut control) = self.control.take() else { return Ok(false) };
-        let Some(Frame::Start { mode, addresses, .. }) = Frame::read(&mut control)? else {
+        let Some(Frame::Start { mode, every_ns, addresses }) = Frame::read(&mut control)? else {
             return Err(invalid("what the coordinator says"));
         };
         let mode = Mode::from_byte(mode).ok_or_else(|| invalid("the way of checkpoints"))?;
@@ -141,10 +141,14 @@ impl MpiRank {
             return Err(of_others());
         }
         let (restored, late) = Joined::contents(&mut control, put)?;
-        let area = Area::watch(memory, self.used(), restored.is_some())?;
-        if let Some(restored) = restored.as_ref().filter(|restored| restored.used != area.used()) {
-            return Err(another_program(restored.used, area.used()));
-        }
+        let area = match begin_area(memory, self.used(), restored.as_ref(), every_ns > 0) {
+            Ok(area) => area,
+            Err(error) => {
+                // Whoever made the call says why.
+                self.control = Some(control);
+                return Err(error);
+            }
+        };
         let state = State::begin(mode, restored.as_ref(), &late, self.here.ranks)?;
         if state.inbox.iter().any(|(_, parcel)| !is_message(parcel)) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the checkpoint has a message that no program of MPI sent"));

@@ -62,7 +62,7 @@ pub fn standing(store: &Store, image: Image) -> (CheckpointId, ImageId) {
 pub fn pull_both(store: &Store, place: &Place, id: &CheckpointId, image: &ImageId) -> Result<Pulled> {
     let mut pull = store.begin_pull(place, "lab", &[*id], &PullOptions::default())?;
     pull.image(image, &mut |_, _| {})?;
-    pull.finish(&mut |_, _| {})
+    all_came(pull.finish(&mut |_, _| {})?)
 }
 
 pub fn content(store: &Store, image: &ImageId) -> Vec<u8> {
