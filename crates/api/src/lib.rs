@@ -46,6 +46,8 @@ pub mod receiving;
 pub mod remote_prune;
 pub mod remote_verify;
 pub mod remotes;
+#[cfg(test)]
+mod samples;
 pub mod secrets;
 pub mod server;
 pub mod service;

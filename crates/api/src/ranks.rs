@@ -113,7 +113,10 @@ fn keep_up(store: &Path, request: &CopyRequest, permanent: &mpsc::Receiver<()>) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::remotes::{Encryption, RemoteEntry};
+    use crate::{
+        remotes::{Encryption, RemoteEntry},
+        samples,
+    };
     use fermata_linux::clock::Stopwatch;
     use fermata_store::{Cost, Record, Removal};
     use std::fs;
@@ -129,22 +132,7 @@ mod tests {
     fn what_a_long_run_replaced_is_freed() {
         let place = tempfile::tempdir().unwrap();
         let store = Store::open(place.path()).unwrap();
-        let record = Record {
-            parent: None,
-            experiment: "grid".into(),
-            branch: "run-1".into(),
-            message: None,
-            created_ns: 1,
-            after_ns: None,
-            time_virtual_ns: 1,
-            began_ns: None,
-            spec: serde_json::Value::Null,
-            events: 0,
-            waiting: vec![],
-            parts: vec![],
-            images: vec![],
-            cost: Cost { stored_bytes: 1 << 30, ..Cost::default() },
-        };
+        let record = Record { cost: Cost { stored_bytes: 1 << 30, ..Cost::default() }, ..samples::record("grid", 1) };
         let replaced = store.writer().unwrap().commit(&record).unwrap();
         store.remove(&Removal { checkpoints: vec![replaced], ..Removal::default() }).unwrap();
         assert_eq!(packs(place.path()), 1);

@@ -594,8 +594,7 @@ pub fn whereabouts(remote: Option<&RemoteEntry>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::values::Machine;
-    use fermata_store::{Cost, Record};
+    use crate::{samples, values::Machine};
     use fermata_types::MachineId;
 
     fn experiment(runs: &[(&str, u8, MachineState)]) -> Experiment {
@@ -661,25 +660,7 @@ mod tests {
     fn what_somebody_else_removed_keeps_nothing_here() {
         let place = tempfile::tempdir().unwrap();
         let store = Store::open(place.path()).unwrap();
-        let grow = |number| {
-            let record = Record {
-                parent: None,
-                experiment: "lab".into(),
-                branch: "main".into(),
-                message: None,
-                created_ns: number,
-                after_ns: None,
-                time_virtual_ns: number,
-                began_ns: None,
-                spec: serde_json::Value::Null,
-                events: 0,
-                waiting: vec![],
-                parts: vec![],
-                images: vec![],
-                cost: Cost::default(),
-            };
-            store.writer().unwrap().commit(&record).unwrap()
-        };
+        let grow = |number| store.writer().unwrap().commit(&samples::record("lab", number)).unwrap();
         let (gone, here) = (CheckpointId([9; 32]), grow(1));
         assert!(remove_left(&store, vec![gone, here]).unwrap());
         assert!(store.records().unwrap().is_empty());

@@ -319,7 +319,8 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fermata_store::{Cost, Record, Store};
+    use crate::samples;
+    use fermata_store::{Record, Store};
 
     #[test]
     fn the_last_line_is_the_result() {
@@ -349,22 +350,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let store = Store::open(place.path()).unwrap();
         let grow = |experiment: &str, spec: serde_json::Value| {
-            let record = Record {
-                parent: None,
-                experiment: experiment.into(),
-                branch: "main".into(),
-                message: None,
-                created_ns: 1,
-                after_ns: None,
-                time_virtual_ns: 1,
-                began_ns: None,
-                spec,
-                events: 0,
-                waiting: vec![],
-                parts: vec![],
-                images: vec![],
-                cost: Cost::default(),
-            };
+            let record = Record { spec, ..samples::record(experiment, 1) };
             store.writer().unwrap().commit(&record).unwrap()
         };
         let (goes, stays) = (grow("lab", serde_json::json!({"keep": "last 1"})), grow("other", serde_json::Value::Null));
