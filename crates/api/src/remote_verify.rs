@@ -91,7 +91,7 @@ fn look(store: &Store, remote: &dyn Remote, request: &CopyRequest, busy: &mut dy
     for experiment in names {
         let ids = store.remote_checkpoints(remote, &experiment).map_err(problem)?;
         let mut report = |progress| busy(housekeeping::activity(("looking whether all is there", "checkpoints"), progress));
-        let verified = store.verify_remote(remote, &experiment, &ids, &mut report).map_err(problem)?;
+        let verified = store.verify_remote(remote, &experiment, &ids, found.experiments.is_empty(), &mut report).map_err(problem)?;
         let broken = verified.broken.into_iter().map(|(checkpoint, why)| Broken { checkpoint, why: why.to_string() });
         found.experiments.push(ExperimentThere { experiment, checkpoints: ids.len() as u64, broken: broken.collect() });
         found.unreadable.extend(verified.unreadable);

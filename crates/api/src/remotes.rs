@@ -8,7 +8,7 @@ pub use copied::{Broken, Copied, CopiedImage, CopiedRef, ImageOutcome, Outcome};
 
 use crate::{
     convert::problem,
-    housekeeping, keeping, local,
+    housekeeping, keeping, local, trials,
     values::{Activity, Experiment, ExperimentState, Problem},
 };
 use fermata_experiment::{ImageDetails, find_image, images_of};
@@ -608,7 +608,8 @@ type Named = (RefName, CheckpointId);
 
 pub(crate) fn refs(store: &Store, experiment: &str) -> Result<Refs, Problem> {
     let branches = store.branches(experiment).map_err(problem)?.into_iter().map(|(name, id)| (RefName::Branch(name), id));
-    let tags = store.tags(experiment).map_err(problem)?.into_iter().map(|(name, id)| (RefName::Tag(name), id));
+    let tags = store.tags(experiment).map_err(problem)?.into_iter();
+    let tags = tags.filter(|(name, _)| !name.starts_with(trials::TAG)).map(|(name, id)| (RefName::Tag(name), id));
     Ok(branches.chain(tags).collect())
 }
 

@@ -101,7 +101,13 @@ fn record_path(store: &Path, experiment: &str) -> PathBuf {
 
 /// Whether an experiment of this name is swapped out.
 pub(crate) fn is_out(store: &Path, experiment: &str) -> bool {
-    record_path(store, experiment).exists()
+    let path = record_path(store, experiment);
+    // What somebody removed behind the record, here where it lay, is nowhere any more.
+    let is_lost = |known: SwappedOut| {
+        known.remote.is_none()
+            && local::open(store).is_ok_and(|opened| opened.records().is_ok_and(|all| all.iter().all(|(id, _)| *id != known.checkpoint)))
+    };
+    path.exists() && !read_record(&path).is_ok_and(is_lost)
 }
 
 fn read_record(path: &Path) -> Result<SwappedOut, Problem> {
@@ -380,7 +386,13 @@ impl Out<'_> {
             return Err(Problem::new("it was interrupted"));
         }
         let (experiment, run, last) = (&self.request.experiment, &self.run.name, swapped.checkpoint);
-        check_stands(self.keeper.status()?, run, last)?;
+        let now = self.keeper.status()?;
+        // One that somebody else took since, while they stood, is of the same instant.
+        let same = |id: &CheckpointId| {
+            self.store.record(id).is_ok_and(|record| record.parent == Some(last) && record.time_virtual_ns == swapped.time_virtual_ns)
+        };
+        let stands_on = now.runs.first().and_then(|run| run.head).filter(same).unwrap_or(last);
+        check_stands(now, run, stands_on)?;
         write_record(self.store.path(), swapped)?;
         let before = std::mem::replace(&mut *stage, Stage::Left);
         // Only this run, with which the keeper ends: a fork that somebody is just making is not ended with it.
@@ -439,7 +451,7 @@ impl Out<'_> {
         let mut report = |Progress { done, total }: Progress| {
             busy(Activity { what: "looking whether all is there".to_owned(), done, total, unit: "checkpoints".to_owned() });
         };
-        self.store.check_remote(remote, experiment, &new, &mut report).map_err(problem)?;
+        self.store.check_remote(remote, experiment, &new, self.whole.is_empty(), &mut report).map_err(problem)?;
         self.whole.extend(new);
         Ok(ids)
     }

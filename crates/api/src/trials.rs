@@ -103,6 +103,9 @@ impl Drop for Fork<'_> {
     }
 }
 
+/// How the names of tags begin that last as long as a trial does. They are copied nowhere.
+pub(crate) const TAG: &str = "fermata-trial-";
+
 /// Checkpoints that stay as long as this lives, by tags: between two trials no fork stands on them, and a keeper whose specification says `keep` might remove them.
 struct Kept<'a> {
     store: &'a Path,
@@ -116,7 +119,7 @@ impl<'a> Kept<'a> {
         let tag = |id: CheckpointId| {
             let may_go = local::open(store).and_then(|store| store.record(&id).map_err(problem)).ok()?.spec.get("keep").is_some();
             // Of others who try the same at the same time each has his own.
-            let name = format!("trial-{}-{}", std::process::id(), id.short());
+            let name = format!("{TAG}{}-{}", std::process::id(), id.short());
             may_go.then(|| local::tag(store, Some(experiment), &id.to_string(), &name).ok()).flatten().map(|tag| tag.tag)
         };
         Self { store, experiment, tags: checkpoints.into_iter().filter_map(tag).collect() }
@@ -198,7 +201,9 @@ impl Lab {
 
     /// Whether a checkpoint is still there to be tried.
     pub fn is_there(&self, checkpoint: CheckpointId) -> bool {
-        local::open(&self.store).is_ok_and(|store| store.record(&checkpoint).is_ok())
+        // Where the store cannot be read, the trial itself says why.
+        let records = local::open(&self.store).and_then(|store| store.records().map_err(problem));
+        records.map_or(true, |records| records.iter().any(|(id, _)| *id == checkpoint))
     }
 
     fn check(&self) -> Result<(), Problem> {

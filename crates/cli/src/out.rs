@@ -169,10 +169,15 @@ impl Out {
         };
     }
 
+    /// Tells what went wrong beside an answer, on standard error: also where JSON is wanted, or little is told.
+    pub fn complain(&self, message: &str) {
+        let _ = writeln!(io::stderr(), "fermata: {}", text::harmless_lines(message));
+    }
+
     /// Tells something beside the answer, on standard error.
     pub fn note(&self, message: &str) {
         if !self.quiet && !self.json {
-            let _ = writeln!(io::stderr(), "fermata: {}", text::harmless_lines(message));
+            self.complain(message);
         }
     }
 }

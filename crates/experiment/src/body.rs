@@ -189,9 +189,18 @@ impl Body {
         }
     }
 
-    /// Stops all machines together. One that is gone is left out, unless nobody is left.
+    /// Stops all machines together. One that is gone is left out, unless nobody is left. Where one cannot be stopped at all, since it sleeps, the others run on.
     pub fn pause(&self) -> Result<()> {
-        self.pause_within(PATIENCE)
+        let ran = self.clock.runs();
+        let result = self.pause_within(PATIENCE);
+        let sleeps = matches!(&result, Err(Error::Machine(fermata_vm::Error::Unsupported { .. })));
+        if ran
+            && sleeps
+            && let Err(error) = self.resume()
+        {
+            tracing::warn!("after a pause that could not be: {error}");
+        }
+        result
     }
 
     /// The same, and waits no longer than this for one that does not answer. It stops when it comes to itself.

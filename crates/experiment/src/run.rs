@@ -454,7 +454,11 @@ impl Run {
         let (mut events, mut links, mut progress) = (None, None, (0, Vec::new()));
         let tentative = coordinate::take(&mut lock(), writer, manner, &body.clock, &mut |moment| {
             match moment {
-                Moment::Prepared => (events, links) = (Some(body.events().hold()), body.hold_links()),
+                Moment::Prepared => {
+                    // A guest that hangs is waited for before events are held.
+                    drop(body.hold_links());
+                    (events, links) = (Some(body.events().hold()), body.hold_links());
+                }
                 Moment::Frozen => {
                     progress = events.take().map_or_else(Default::default, |held| (held.happened, held.waiting.iter().cloned().collect()));
                     drop(links.take());

@@ -474,25 +474,29 @@ impl<'a> Collection<'a> {
             inner.medium.sync_directory(&directory).map_err(Error::io("sync", &directory))?;
         }
         let index = &inner.index;
-        index.write(|write| {
+        let held = index.write(|write| {
             // One that was fetched again since all was marked may have been held and removed once more. So this look comes when nothing can be removed any more.
             let held: HashSet<_> = Present::look(self.store)?.held.into_iter().collect();
             for id in self.trash.iter().flatten().filter(|id| !held.contains(*id)) {
                 index.delete(write, &index.trash, id.as_bytes())?;
             }
-            if self.removed_before.is_empty() || !self.marker.damaged.is_empty() {
-                // Nobody knows whose records lie in packs that cannot be read.
-                return Ok(());
-            }
-            // Whoever stood on one that is held no more, and went on from it, is there by now.
-            let ancestors = removed::ancestors(index, write)?;
-            let is_remembered = |id: &CheckpointId| ancestors.contains(id) || held.contains(id) || self.marker.has(id);
+            Ok(held)
+        })?;
+        if self.removed_before.is_empty() || !self.marker.damaged.is_empty() {
+            // Nobody knows whose records lie in packs that cannot be read.
+            return Ok(());
+        }
+        // Whoever stood on one that is held no more, and went on from it, is there by now. All records are looked at for this, and nobody is to wait with a commit meanwhile.
+        let ancestors = removed::ancestors(index, &*index.read()?)?;
+        let is_remembered = |id: &CheckpointId| ancestors.contains(id) || held.contains(id) || self.marker.has(id);
+        index.write(|write| {
             for id in self.removed_before.iter().filter(|id| !is_remembered(id)) {
-                let mut is_in_a_pack = false;
+                // Fetched again since, and perhaps removed again: it is remembered.
+                let mut is_there = index.has(write, &index.records, id.as_bytes())? || index.has(write, &index.trash, id.as_bytes())?;
                 for pack in self.marker.packs_of_record(id) {
-                    is_in_a_pack |= index.has(write, &index.packs, &pack.to_be_bytes())?;
+                    is_there |= index.has(write, &index.packs, &pack.to_be_bytes())?;
                 }
-                if !is_in_a_pack {
+                if !is_there {
                     index.delete(write, &index.removed, id.as_bytes())?;
                 }
             }

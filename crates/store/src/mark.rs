@@ -287,10 +287,14 @@ impl<'a> Marker<'a> {
     }
 }
 
+/// What the kernel says of a disk that cannot be read (`asm-generic/errno-base.h`).
+const EIO: i32 = 5;
+
 /// Whether this is a pack's own fault.
 fn is_damage(error: &Error) -> bool {
     match error {
-        Error::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
+        // A sector that is gone for good. What cannot be read for want of something else may be whole.
+        Error::Io { source, .. } => source.kind() == io::ErrorKind::NotFound || source.raw_os_error() == Some(EIO),
         error => matches!(error, Error::Corrupt { .. } | Error::Unsupported { .. }),
     }
 }

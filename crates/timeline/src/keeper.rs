@@ -36,6 +36,8 @@ const EVENTS_LOOK: Duration = Duration::from_millis(20);
 
 /// Between two looks at whether a run that has ended still stores a checkpoint.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
+/// A run that has ended is waited for no longer than this.
+const TAKEN_MAX: Duration = Duration::from_secs(30);
 
 /// Between two looks at which checkpoints the specification does not keep any longer. Each reads all records.
 const PRUNE_EVERY: Duration = Duration::from_secs(60);
@@ -295,7 +297,7 @@ impl Keeper {
         let run = self.run(run)?;
         let (id, record) = self.find(to, Some(&run))?;
         let before = run.body();
-        let was_running = before.glance().contains(&Status::Running);
+        let (was_running, paused) = (before.glance().contains(&Status::Running), how.paused);
         // Nobody will miss what it would still do; its processor is needed.
         let _ = before.pause_within(GLANCE);
         let (arrival, warm) = match self.arrive(&id, &record, &record.branch, how, Some(&before)) {
@@ -311,6 +313,9 @@ impl Keeper {
         let time_virtual = arrival.time_virtual;
         let took = watch.elapsed();
         drop(before);
+        if paused {
+            self.stay_paused(run.name());
+        }
         let growing = self.growing(Some(run.name()));
         let left = run.move_to(arrival, |moving| {
             let taken: Vec<_> = growing.into_iter().chain(moving.map(str::to_owned)).collect();
@@ -580,9 +585,10 @@ impl Keeper {
     }
 }
 
-/// Waits until no checkpoint is under way of a run whose machines have ended. One that begins after that fails.
+/// Waits until no checkpoint is under way of a run whose machines have ended, or until it has taken longer than any should. One that begins after that fails.
 fn await_taken(run: &Run) {
-    while run.is_taking() {
+    let watch = Stopwatch::start();
+    while run.is_taking() && watch.elapsed() < TAKEN_MAX {
         std::thread::sleep(BETWEEN_LOOKS);
     }
 }

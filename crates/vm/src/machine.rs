@@ -388,7 +388,8 @@ impl Machine {
             qmp::RunState::running => false,
             qmp::RunState::suspended => true,
             // As it was when it was stopped.
-            _ => self.pause.sleeps(),
+            qmp::RunState::paused => self.pause.sleeps(),
+            _ => false,
         };
         if sleeps { Err(self.asleep()) } else { Ok(()) }
     }
@@ -686,7 +687,7 @@ impl Drop for Machine {
 }
 
 /// Variables of a keeper's environment that tell passphrases.
-const SECRETS: [&str; 2] = [fermata_store::PASSPHRASE_VARIABLE, "FERMATA_PASSPHRASE"];
+pub(crate) const SECRETS: [&str; 2] = [fermata_store::PASSPHRASE_VARIABLE, "FERMATA_PASSPHRASE"];
 
 fn spawn(config: &MachineConfig, id: &MachineId, place: &Place, start: Start, tracker: Choice) -> Result<Child> {
     let program = qemu_program();

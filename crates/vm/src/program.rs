@@ -1,5 +1,6 @@
 //! Which QEMU is run, and what it understands.
 
+use crate::machine::SECRETS;
 use std::{
     collections::BTreeMap,
     env,
@@ -27,7 +28,9 @@ impl Version {
         if let Some(version) = known().get(program) {
             return *version;
         }
-        let said = Command::new(program).arg("--version").stdin(Stdio::null()).output();
+        let mut asks = Command::new(program);
+        SECRETS.iter().for_each(|variable| _ = asks.env_remove(variable));
+        let said = asks.arg("--version").stdin(Stdio::null()).output();
         let Some(version) = said.ok().and_then(|said| Self::in_words(&String::from_utf8_lossy(&said.stdout))) else { return Self::OLDEST };
         known().insert(program.to_owned(), version);
         version

@@ -2,7 +2,7 @@
 
 use super::{
     Context, Result,
-    push::{Pace, text as copied_text, with_passphrase},
+    push::{Pace, complain, text as copied_text, with_passphrase},
 };
 use crate::{
     out::{Paint, Style},
@@ -86,6 +86,7 @@ impl Backup {
         let copied = backups::back_up(&store, &request, &mut |activity| meter.show(&activity))?;
         drop(meter);
         let told = BackedUp { copied, kept };
+        complain(out, &told.copied, "sent");
         out.answer(&told, |style| match out.quiet {
             true => String::new(),
             false => {

@@ -47,8 +47,11 @@ fn all(context: &Context) -> Result {
     out.answer(&ended, |_| ended.iter().map(|ended| text(ended, out.quiet)).collect())?;
     match stay {
         None => Ok(0),
-        // There is one value, and it is printed.
-        Some(_) if out.is_json() => Ok(1),
+        // There is one value, and it is printed already.
+        Some(problem) if out.is_json() => {
+            out.complain(&problem.message);
+            Ok(1)
+        }
         Some(problem) => Err(problem.into()),
     }
 }

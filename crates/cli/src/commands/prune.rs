@@ -73,8 +73,11 @@ impl Prune {
         })?;
         match trouble {
             None => Ok(pruned.collected.map_or(0, |collected| u8::from(!collected.damaged.is_empty()))),
-            // There is one value, and it is printed.
-            Some(_) if out.is_json() => Ok(1),
+            // There is one value, and it is printed already.
+            Some(problem) if out.is_json() => {
+                out.complain(&problem.message);
+                Ok(1)
+            }
             Some(problem) => Err(problem.into()),
         }
     }

@@ -3,7 +3,7 @@
 use super::{Context, Result};
 use crate::{
     complete,
-    out::{Failure, Paint, Style},
+    out::{Failure, Out, Paint, Style},
     pick,
     progress::Meter,
     text,
@@ -184,6 +184,7 @@ impl Clone {
             (true, None) => format!("{}\n", copied.experiment),
             (true, Some(_)) => String::new(),
         };
+        complain(out, &copied, "fetched");
         out.answer(&copied, |style| copied.iter().map(|copied| line(copied, style)).collect())?;
         Ok(u8::from(copied.iter().any(Copied::is_partial)))
     }
@@ -201,11 +202,20 @@ pub(super) fn only_one(names: Vec<String>) -> std::result::Result<String, Failur
 
 fn tell(context: &Context, copied: &Copied, verb: &str) -> Result {
     let out = &context.out;
+    complain(out, std::slice::from_ref(copied), verb);
     out.answer(copied, |style| match out.quiet {
         true => String::new(),
         false => text(copied, verb, style),
     })?;
     Ok(u8::from(copied.is_partial()))
+}
+
+/// Where nothing else is told, what was not done is.
+pub(super) fn complain(out: &Out, copied: &[Copied], verb: &str) {
+    if out.quiet && !out.is_json() {
+        let partial = copied.iter().filter(|copied| copied.is_partial());
+        partial.for_each(|copied| out.complain(text(copied, verb, &Style::default()).trim_end()));
+    }
 }
 
 pub(super) fn text(copied: &Copied, verb: &str, style: &Style) -> String {

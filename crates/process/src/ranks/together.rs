@@ -57,7 +57,7 @@ impl Way for Together {
             coordinator: Coordinator::new(options.ranks, ccn, options.patience),
             current: None,
             began: Stopwatch::start(),
-            next: options.every,
+            next: options.every.filter(|every| !every.is_zero()),
             next_tick: TICK,
             silent: 0,
             aim: (options.transport == Transport::Mpi).then(|| Aim::new(options.ranks)),

@@ -170,7 +170,7 @@ impl Store {
         let catalog = look(self, &*remote, &mut |at| progress(CopyStage::Look, at))?;
         if !catalog.unreadable.is_empty() {
             // Who would need something of those is not begun with: there is nowhere else to get it from.
-            self.check_remote(&*remote, experiment, &[*id], &mut |_| {})?;
+            self.check_remote(&*remote, experiment, &[*id], true, &mut |_| {})?;
         }
         let away = Arc::new(Away {
             // One that is away has no strong hold on a store that is: the store lets go of it when it ends.

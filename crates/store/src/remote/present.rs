@@ -30,26 +30,31 @@ impl Store {
         remote: &dyn Remote,
         experiment: &str,
         ids: &[CheckpointId],
+        afresh: bool,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<()> {
-        match self.verify_remote(remote, experiment, ids, progress)?.broken.into_iter().next() {
+        match self.verify_remote(remote, experiment, ids, afresh, progress)?.broken.into_iter().next() {
             Some((_, error)) => Err(error),
             None => Ok(()),
         }
     }
 
-    /// Looks whether all that these checkpoints are made of is on the remote, as its packs tell that are there now; but for pages that lie in golden images. The tables of
-    /// contents are read again, and checked by their names and the packs by their lengths; what is in them was checked when it was sent, and is when it is read.
+    /// Looks whether all that these checkpoints are made of is on the remote, as its packs tell that are there now; but for pages that lie in golden images. With `afresh` the
+    /// tables of contents are read again, which once is enough for whoever looks at several experiments. They are checked by their names and the packs by their lengths; what is in them was checked
+    /// when it was sent, and is when it is read.
     pub fn verify_remote(
         &self,
         remote: &dyn Remote,
         experiment: &str,
         ids: &[CheckpointId],
+        afresh: bool,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Verified> {
         check_format(remote, false)?;
+        // What a pull fetched that was cut off, or that is under way, is its own.
+        let is_of_a_pull = self.0.incoming().directory.exists();
         let mut shelf = Shelf::new(self, remote, JOBS);
-        shelf.look_again(&Going::look(remote)?, true, &mut |_, _| {})?;
+        shelf.look_again(&Going::look(remote)?, afresh, &mut |_, _| {})?;
         let mut verified = Verified { unreadable: shelf.catalog().unreadable.clone(), ..Verified::default() };
         let mut check = Check { shelf, whole: HashSet::new() };
         let (mut done, total) = (0, ids.len() as u64);
@@ -70,7 +75,9 @@ impl Store {
                 }
             }
         }
-        check.shelf.clear();
+        if !is_of_a_pull {
+            check.shelf.clear();
+        }
         Ok(verified)
     }
 }
@@ -109,7 +116,11 @@ impl Check<'_> {
             return Ok(());
         }
         self.has("node", spot.node.as_bytes())?;
-        let node = self.shelf.fetched_level(&spot.node, spot.level)?;
+        let node = match apart(self.shelf.fetched_level(&spot.node, spot.level))? {
+            Ok(node) => node,
+            // What is damaged here says nothing of what is there.
+            Err(_) => self.shelf.node(&spot.node, spot.level)?.node,
+        };
         if spot.level > 0 {
             spot.below(self.shelf.store, &node).into_iter().try_for_each(|below| self.below(below))?;
         } else {

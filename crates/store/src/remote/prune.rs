@@ -155,7 +155,7 @@ impl Prune<'_> {
         self.wait(&mut claim, progress)?;
         // What came meanwhile counts, and what stays is to be whole.
         let needs = self.needs()?;
-        self.shelf.look_again(&claim.going, false, progress)?;
+        self.look_again(&claim.going, progress)?;
         claim.announce(Going { packs: self.shelf.catalog().going.clone(), ..Going::default() })?;
         let live = self.mark(&needs, &claim.going, true, progress)?;
         self.told.rewritten_bytes = self.rewrite(&live, &claim.going, progress)?;
@@ -167,6 +167,18 @@ impl Prune<'_> {
             self.remove(&super::catalog::pack_name(pack))?;
         }
         claim.end()
+    }
+
+    /// Looks what is there. What stands on a pack that cannot be read is not known, and must not go.
+    fn look_again(&mut self, going: &Going, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<()> {
+        self.shelf.look_again(going, false, progress)?;
+        match self.shelf.catalog().unreadable.first() {
+            None => Ok(()),
+            Some(why) => Err(Error::refused(
+                format!("a pack at {} cannot be read, and what stands on it is not known: {why}", self.remote),
+                "restore or remove that pack, then `fermata remote verify --repair`",
+            )),
+        }
     }
 
     fn remove(&self, object: &str) -> Result<()> {
@@ -224,7 +236,7 @@ impl Prune<'_> {
     /// What is to go, beside what is announced already.
     fn plan(&mut self, going: &Going, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<Going> {
         let needs = self.needs()?;
-        self.shelf.look_again(going, false, progress)?;
+        self.look_again(going, progress)?;
         let live = self.mark(&needs, going, false, progress)?;
         self.told.checkpoints = self.options.checkpoints.values().map(|ids| ids.difference(&self.told.stayed).count() as u64).sum();
         let mut more = Going::default();

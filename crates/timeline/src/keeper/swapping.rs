@@ -122,6 +122,11 @@ impl Keeper {
         }
     }
 
+    /// A run stands that somebody wants so, whatever its remote does.
+    pub(super) fn stay_paused(&self, run: &str) {
+        self.held().wish(run, Wish::Stand);
+    }
+
     /// Stops a run because somebody wants it. One that stands still for its remote stays so when that can be read again.
     pub fn pause(&self, run: Option<&str>) -> Result<Arc<Run>> {
         let run = self.run(run)?;

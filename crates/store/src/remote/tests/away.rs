@@ -263,18 +263,18 @@ fn what_was_fetched_before_an_end_is_not_fetched_again() {
 #[test]
 fn all_is_there_or_it_is_told() {
     let scene = Scene::new();
-    scene.from.check_remote(&scene.place, "lab", &scene.ids, &mut |_| {}).unwrap();
+    scene.from.check_remote(&scene.place, "lab", &scene.ids, true, &mut |_| {}).unwrap();
     let packs = scene.place.objects("packs/");
     for path in packs {
         let bytes = fs::read(&path).unwrap();
         fs::remove_file(&path).unwrap();
-        let error = scene.from.check_remote(&scene.place, "lab", &scene.ids, &mut |_| {}).unwrap_err().to_string();
+        let error = scene.from.check_remote(&scene.place, "lab", &scene.ids, true, &mut |_| {}).unwrap_err().to_string();
         assert!(error.contains("is in no pack"), "{error}");
         fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
-        scene.from.check_remote(&scene.place, "lab", &scene.ids, &mut |_| {}).unwrap_err();
+        scene.from.check_remote(&scene.place, "lab", &scene.ids, true, &mut |_| {}).unwrap_err();
         fs::write(&path, bytes).unwrap();
     }
-    scene.from.check_remote(&scene.place, "lab", &scene.ids, &mut |_| {}).unwrap();
+    scene.from.check_remote(&scene.place, "lab", &scene.ids, true, &mut |_| {}).unwrap();
 }
 
 #[test]

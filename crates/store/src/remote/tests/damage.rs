@@ -13,7 +13,7 @@ fn pushed(store: &Store, place: &Place, length: u64) -> Vec<CheckpointId> {
 }
 
 fn verify(store: &Store, place: &Place, ids: &[CheckpointId]) -> Verified {
-    store.verify_remote(place, "lab", ids, &mut |_| {}).unwrap()
+    store.verify_remote(place, "lab", ids, true, &mut |_| {}).unwrap()
 }
 
 fn broken(verified: &Verified) -> Vec<CheckpointId> {
@@ -140,17 +140,17 @@ fn what_once_was_in_a_pack_is_not_taken_for_being_there() {
     let from = store(here.path());
     let ids = history(&from, 2);
     push(&from, &place, &ids).unwrap();
-    from.check_remote(&place, "lab", &ids, &mut |_| {}).unwrap();
+    from.check_remote(&place, "lab", &ids, true, &mut |_| {}).unwrap();
     for pack in place.objects("packs/") {
         let good = fs::read(&pack).unwrap();
         let mut bad = good.clone();
         // The name of the pack in its trailer: its length is as it was.
         bad[good.len() - 20] ^= 1;
         fs::write(&pack, bad).unwrap();
-        let error = from.check_remote(&place, "lab", &ids, &mut |_| {}).unwrap_err().to_string();
+        let error = from.check_remote(&place, "lab", &ids, true, &mut |_| {}).unwrap_err().to_string();
         assert!(error.contains("is in no pack"), "{error}");
         fs::write(&pack, good).unwrap();
-        from.check_remote(&place, "lab", &ids, &mut |_| {}).unwrap();
+        from.check_remote(&place, "lab", &ids, true, &mut |_| {}).unwrap();
     }
 }
 
