@@ -3,6 +3,7 @@
 use crate::{
     convert::problem,
     local,
+    remote_prune::{self, RemotePruneRequest},
     remotes::{self, Copied, CopyRequest, Outcome, Refs, There},
     values::{Activity, BackupEntry, BackupStanding, Problem},
 };
@@ -30,6 +31,10 @@ const AGAIN_AFTER: Duration = Duration::from_secs(60);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 /// So long each step of a copy keeps out of the way of checkpoints, which may follow each other without a gap.
 const AWAY_MAX: Duration = Duration::from_secs(1);
+/// Between two times that what is not kept is removed from a remote, for which all the tables there are read.
+const THIN_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
+/// The same after it failed. A push of somebody else's that has died is waited for for minutes, in which nothing is copied.
+const THIN_AGAIN_AFTER: Duration = Duration::from_secs(60 * 60);
 /// Transfers at a time beside running machines.
 const JOBS: usize = 2;
 
@@ -53,7 +58,7 @@ pub fn check_name(store: &Path, remote: &str) -> Result<(), Problem> {
     }
 }
 
-/// From now on keepers copy what they take to this remote, as fast as was said last. Those that run already see it when they look next.
+/// From now on keepers copy what they take to this remote, as fast as was said last, and keep there what was said last. Those that run already see it when they look next.
 pub fn keep(store: &Path, entry: BackupEntry) -> Result<Vec<BackupEntry>, Problem> {
     let _alone = remotes::changing(store)?;
     let mut all = kept(store)?;
@@ -188,6 +193,15 @@ pub(crate) fn watch(keeper: &Arc<Keeper>) {
     });
 }
 
+/// What was done for a remote.
+#[derive(Default)]
+struct Done {
+    /// Where branches and tags were when all was copied.
+    copied: Refs,
+    /// Since what is not kept there was removed, and whether that could be; none: not yet.
+    thinned: Option<(Stopwatch, Result<(), Problem>)>,
+}
+
 /// How runs stand: on which checkpoints, and whether one is being taken.
 type Stands = (Vec<Option<CheckpointId>>, bool);
 
@@ -215,7 +229,7 @@ fn stay_away(stands: &dyn Fn() -> Option<Stands>) {
 }
 
 /// Copies what is new, which shows in branches and tags that are elsewhere than they were. Whether something went wrong; none: the keeper is gone.
-fn look(keeper: &Weak<Keeper>, done: &mut BTreeMap<String, Refs>) -> Option<bool> {
+fn look(keeper: &Weak<Keeper>, done: &mut BTreeMap<String, Done>) -> Option<bool> {
     let (store, experiment) = {
         let keeper = keeper.upgrade()?;
         (keeper.host().store().path().to_owned(), keeper.spec().name.clone())
@@ -236,13 +250,15 @@ fn look(keeper: &Weak<Keeper>, done: &mut BTreeMap<String, Refs>) -> Option<bool
 }
 
 /// `step` is called between the steps of a copy.
-fn copy_new(store: &Path, experiment: &str, done: &mut BTreeMap<String, Refs>, step: &dyn Fn()) -> Result<(), Problem> {
+fn copy_new(store: &Path, experiment: &str, done: &mut BTreeMap<String, Done>, step: &dyn Fn()) -> Result<(), Problem> {
     let mine = of_experiment(kept(store)?, experiment);
     done.retain(|remote, _| mine.contains_key(remote));
     // One that cannot be reached keeps nothing from the others.
     let mut failed = None;
-    for entry in mine.values() {
-        if let Err(error) = copy_to(store, experiment, entry, done, step) {
+    for (remote, entry) in &mine {
+        let done = done.entry(remote.clone()).or_default();
+        let copied = copy_to(store, experiment, entry, done, step);
+        if let Err(error) = copied.and_then(|()| thin(store, experiment, entry, done, step)) {
             failed.get_or_insert(error);
         }
     }
@@ -256,21 +272,24 @@ fn of_experiment(mut entries: Vec<BackupEntry>, experiment: &str) -> BTreeMap<St
     entries.into_iter().map(|entry| (entry.remote.clone(), entry)).collect()
 }
 
-fn copy_to(store: &Path, experiment: &str, entry: &BackupEntry, done: &mut BTreeMap<String, Refs>, step: &dyn Fn()) -> Result<(), Problem> {
-    let BackupEntry { remote, limit_bytes, .. } = entry;
-    let refs = remotes::refs(&local::open(store)?, experiment)?;
-    if refs.is_empty() || done.get(remote) == Some(&refs) {
-        return Ok(());
-    }
-    let request = CopyRequest {
-        remote: Some(remote.clone()),
+fn request(experiment: &str, entry: &BackupEntry) -> CopyRequest {
+    CopyRequest {
+        remote: Some(entry.remote.clone()),
         experiment: experiment.to_owned(),
-        limit_bytes: *limit_bytes,
+        limit_bytes: entry.limit_bytes,
         jobs: JOBS,
         passphrase: remotes::passphrase(),
-        everything: true,
         ..CopyRequest::default()
-    };
+    }
+}
+
+fn copy_to(store: &Path, experiment: &str, entry: &BackupEntry, done: &mut Done, step: &dyn Fn()) -> Result<(), Problem> {
+    let remote = &entry.remote;
+    let refs = remotes::refs(&local::open(store)?, experiment)?;
+    if refs.is_empty() || done.copied == refs {
+        return Ok(());
+    }
+    let request = CopyRequest { everything: true, ..request(experiment, entry) };
     let copied = remotes::push(store, &request, &mut |_| step())?;
     if let Some(left) = copied.refs.iter().find(|name| matches!(name.outcome, Outcome::Left { .. })) {
         let (RefName::Branch(name) | RefName::Tag(name)) = &left.name;
@@ -281,13 +300,36 @@ fn copy_to(store: &Path, experiment: &str, entry: &BackupEntry, done: &mut BTree
     if copied.checkpoints > 0 {
         tracing::info!("{} checkpoints were backed up to {remote}, {} bytes", copied.checkpoints, copied.bytes);
     }
-    done.insert(remote.to_owned(), refs);
+    done.copied = refs;
     Ok(())
+}
+
+/// Removes from a remote what is not to be kept of an experiment there, behind a copy and once in a while.
+fn thin(store: &Path, experiment: &str, entry: &BackupEntry, done: &mut Done, step: &dyn Fn()) -> Result<(), Problem> {
+    let Some(keep) = entry.keep.clone().filter(|_| !done.copied.is_empty()) else { return Ok(()) };
+    let rest = |result: &Result<(), Problem>| if result.is_ok() { THIN_EVERY } else { THIN_AGAIN_AFTER };
+    if let Some((since, result)) = &done.thinned
+        && since.elapsed() < rest(result)
+    {
+        return result.clone();
+    }
+    let remote = &entry.remote;
+    let request = RemotePruneRequest { copy: request(experiment, entry), keep: Some(keep), ..RemotePruneRequest::default() };
+    let pruned = remote_prune::prune(store, &request, &mut |_| step());
+    let result = pruned.map_err(|problem| Problem::new(format!("what {remote} is not to keep stays there: {problem}"))).map(|pruned| {
+        tracing::info!("{} checkpoints were not to be kept on {remote} any longer", pruned.removed.len());
+    });
+    done.thinned = Some((Stopwatch::start(), result.clone()));
+    result
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        remotes::{Encryption, RemoteEntry},
+        samples,
+    };
     use std::cell::Cell;
 
     #[test]
@@ -315,12 +357,46 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_that_is_kept_up_keeps_what_was_said() {
+        let place = tempfile::tempdir().unwrap();
+        let here = place.path().join("store");
+        let store = Store::open(&here).unwrap();
+        let address = place.path().join("nas").display().to_string();
+        remotes::add(&here, RemoteEntry::new("nas".into(), address, None, Encryption::None)).unwrap();
+        let grow = |parent, created_ns| {
+            let record = Record { parent, ..samples::record("lab", created_ns) };
+            store.writer().unwrap().commit(&record).unwrap()
+        };
+        let there = || {
+            let request = CopyRequest { remote: Some("nas".into()), experiment: "lab".into(), ..CopyRequest::default() };
+            remotes::there(&here, &request).unwrap().checkpoints
+        };
+        let mut done = BTreeMap::new();
+        let copy = |done: &mut BTreeMap<String, Done>| copy_new(&here, "lab", done, &|| ()).unwrap();
+        let entry = BackupEntry { remote: "nas".into(), experiment: None, limit_bytes: None, keep: Some("last 1".parse().unwrap()) };
+        keep(&here, entry).unwrap();
+        copy(&mut done);
+        let first = grow(None, 1);
+        let second = grow(Some(first), 2);
+        copy(&mut done);
+        assert_eq!(there(), [second].into());
+        // What went does not come again, and what comes is not looked at each time.
+        let third = grow(Some(second), 3);
+        copy(&mut done);
+        assert_eq!(there(), [second, third].into());
+        copy(&mut BTreeMap::new());
+        assert_eq!(there(), [third].into());
+        assert_eq!(store.records().unwrap().len(), 3, "here all stays");
+    }
+
+    #[test]
     fn what_is_to_be_kept_is_remembered() {
         let place = tempfile::tempdir().unwrap();
         let entry = |remote: &str, experiment: Option<&str>| BackupEntry {
             remote: remote.into(),
             experiment: experiment.map(str::to_owned),
             limit_bytes: None,
+            keep: None,
         };
         assert_eq!(kept(place.path()).unwrap(), []);
         keep(place.path(), entry("nas", Some("lab"))).unwrap();

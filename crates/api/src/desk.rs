@@ -55,6 +55,7 @@ impl Desk {
             total_bytes: state.total,
             away_bytes: state.total.saturating_sub(state.fetched),
             asked: state.asked,
+            for_good: state.lie.is_some(),
             waiting: state.trouble.clone().filter(|_| state.waited_for),
             trouble: state.trouble.filter(|_| !state.waited_for),
         })

@@ -94,20 +94,31 @@ fn keep_up(store: &Path, request: &CopyRequest, permanent: &mpsc::Receiver<()>) 
     let mut backup = Backup::default();
     while permanent.recv().is_ok() {
         while permanent.try_recv().is_ok() {}
-        match remotes::push(store, request, &mut |_| {}) {
-            Ok(copied) if copied.gone.is_empty() => {
-                backup.updates += 1;
-                backup.problem = None;
-            }
-            Ok(_) => backup.problem = Some("the last checkpoint was replaced before it could be copied".to_owned()),
-            Err(problem) => backup.problem = Some(problem.message),
-        }
+        backup.note(bring_up_to_date(store, request));
     }
     // The last one may have been replaced while it was copied.
     if backup.problem.is_some() {
-        backup.problem = remotes::push(store, request, &mut |_| {}).err().map(|problem| problem.message);
+        backup.note(bring_up_to_date(store, request));
     }
     backup
+}
+
+fn bring_up_to_date(store: &Path, request: &CopyRequest) -> Result<(), Problem> {
+    let copied = remotes::push(store, request, &mut |_| {})?;
+    if !copied.gone.is_empty() {
+        return Err(Problem::new("the last checkpoint was replaced before it could be copied"));
+    }
+    if copied.is_partial() {
+        return Err(Problem::new(format!("{} has not got all of it: `fermata push` says what it lacks", copied.remote)));
+    }
+    Ok(())
+}
+
+impl Backup {
+    fn note(&mut self, outcome: Result<(), Problem>) {
+        self.updates += u64::from(outcome.is_ok());
+        self.problem = outcome.err().map(|problem| problem.message);
+    }
 }
 
 #[cfg(test)]

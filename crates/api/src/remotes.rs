@@ -422,23 +422,17 @@ fn fetch_images(
     Ok(copied)
 }
 
-/// Makes those golden images that one checkpoint stands on and that are nowhere on this host. A [`Problem`] if the remote lacks one, too.
-pub(crate) fn fetch_images_of(store: &Store, remote: &dyn Remote, record: &Record, busy: &mut dyn FnMut(Activity)) -> Result<(), Problem> {
-    let images = images_of(record).map_err(problem)?;
-    let (_, closed) = open_images(store, &images, busy);
+/// Finds the golden images that one checkpoint stands on. A [`Problem`] if one is neither on this host nor on the remote that the checkpoint comes from.
+pub(crate) fn find_images_of(store: &Store, remote: &dyn Remote, record: &Record, busy: &mut dyn FnMut(Activity)) -> Result<(), Problem> {
+    let (_, closed) = open_images(store, &images_of(record).map_err(problem)?, busy);
     if closed.is_empty() {
         return Ok(());
     }
-    let mut pull = store.begin_pull(remote, &record.experiment, &[], &PullOptions::default()).map_err(problem)?;
-    let copied = make_images(&mut pull, closed, busy)?;
-    // Before it is let go of: as long as the store is open, nobody collects it.
-    let _ = open_images(store, &images, busy);
-    pull.finish(&mut |_, _| {}).map_err(problem)?;
-    copied.into_iter().try_for_each(|image| match image.outcome {
-        ImageOutcome::Lacking { why } => Err(Problem::new(format!("{why}; and {remote} does not have it"))),
-        ImageOutcome::Damaged { why } => Err(Problem::new(why)),
-        ImageOutcome::Sent | ImageOutcome::Fetched { .. } => Ok(()),
-    })
+    let there = store.remote_images(remote).map_err(problem)?;
+    match closed.into_iter().find(|(id, _)| !there.contains(id)) {
+        None => Ok(()),
+        Some((_, why)) => Err(Problem::new(format!("{}; and {remote} does not have it", why.message))),
+    }
 }
 
 /// Makes golden images from what a remote has of them. Why they are wanted is told of those that it lacks.

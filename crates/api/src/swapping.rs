@@ -516,9 +516,8 @@ pub fn swap_in(store: &Path, request: &SwapInRequest, busy: &mut dyn FnMut(Activ
             let remote = remotes::connect(store, &copy)?;
             // Vouched for by its name, unlike what the remote remembers beside it.
             let record = opened.remote_record(&*remote, experiment, &swapped.checkpoint).map_err(problem)?;
-            if !copy.without_images {
-                remotes::fetch_images_of(&opened, &*remote, &record, busy)?;
-            }
+            // Those that are not on this host come like all else.
+            remotes::find_images_of(&opened, &*remote, &record, busy)?;
             let line = match opened.branch(experiment, &swapped.branch).map_err(problem)? {
                 Some(head) if head != swapped.checkpoint => {
                     opened.remote_lines(&*remote, experiment, &[swapped.checkpoint]).map_err(problem)?

@@ -15,6 +15,8 @@ use crate::{
     },
 };
 use fermata_linux::signals::end_group;
+use fermata_store::Hold;
+use fermata_timeline::retention;
 use fermata_types::{CheckpointId, Perturbation};
 use std::{
     collections::BTreeSet,
@@ -104,23 +106,27 @@ impl Drop for Fork<'_> {
 }
 
 /// How the names of tags begin that last as long as a trial does. They are copied nowhere.
-pub(crate) const TAG: &str = "fermata-trial-";
+pub(crate) const TAG: &str = retention::TRIAL;
 
 /// Checkpoints that stay as long as this lives, by tags: between two trials no fork stands on them, and a keeper whose specification says `keep` might remove them.
 struct Kept<'a> {
     store: &'a Path,
     experiment: &'a str,
-    tags: Vec<String>,
+    /// With what tells that they are still wanted: the tags of one that was killed stay until somebody prunes.
+    tags: Vec<(String, Hold)>,
 }
 
 impl<'a> Kept<'a> {
     /// One that nobody removes by himself, or that cannot be tagged, is left as it is.
     fn new(store: &'a Path, experiment: &'a str, checkpoints: BTreeSet<CheckpointId>) -> Self {
         let tag = |id: CheckpointId| {
-            let may_go = local::open(store).and_then(|store| store.record(&id).map_err(problem)).ok()?.spec.get("keep").is_some();
+            let opened = local::open(store).ok()?;
+            opened.record(&id).ok()?.spec.get("keep")?;
+            let hold = opened.hold(&id).ok()?;
             // Of others who try the same at the same time each has his own.
             let name = format!("{TAG}{}-{}", std::process::id(), id.short());
-            may_go.then(|| local::tag(store, Some(experiment), &id.to_string(), &name).ok()).flatten().map(|tag| tag.tag)
+            let tag = local::tag(store, Some(experiment), &id.to_string(), &name).ok()?;
+            Some((tag.tag, hold))
         };
         Self { store, experiment, tags: checkpoints.into_iter().filter_map(tag).collect() }
     }
@@ -128,7 +134,7 @@ impl<'a> Kept<'a> {
 
 impl Drop for Kept<'_> {
     fn drop(&mut self) {
-        for tag in &self.tags {
+        for (tag, _) in &self.tags {
             // Somebody may have taken it away.
             let _ = local::untag(self.store, Some(self.experiment), tag);
         }
@@ -364,5 +370,30 @@ mod tests {
         assert_eq!((tagged("lab"), tagged("other")), (vec![goes], vec![]));
         drop(kept);
         assert!(tagged("lab").is_empty());
+    }
+
+    #[test]
+    fn what_one_that_was_killed_has_left_goes_when_somebody_prunes() {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::open(place.path()).unwrap();
+        let grow = |parent, created_ns| {
+            let record = Record { parent, spec: serde_json::json!({"keep": "last 1"}), ..samples::record("lab", created_ns) };
+            store.writer().unwrap().commit(&record).unwrap()
+        };
+        let first = grow(None, 1);
+        let second = grow(Some(first), 2);
+        grow(Some(second), 3);
+        let prune = || {
+            let verdicts = retention::verdicts(&store, "lab", &"last 1".parse().unwrap(), &[], 3).unwrap();
+            let removed = retention::remove(&store, &verdicts).unwrap().checkpoints;
+            removed.into_iter().map(|removed| removed.id).collect::<Vec<_>>()
+        };
+        // A tag, and nobody who holds what it is on; beside it somebody who lives.
+        store.tag("lab", &format!("{TAG}1-killed"), &first).unwrap();
+        let kept = Kept::new(place.path(), "lab", [second].into());
+        assert_eq!(prune(), [first]);
+        assert_eq!(store.tags("lab").unwrap().into_values().collect::<Vec<_>>(), [second]);
+        drop(kept);
+        assert_eq!(prune(), [second]);
     }
 }

@@ -84,6 +84,10 @@ int fermata_done(const fermata_pending *pending);
 /* Waits until all that was committed is durable and every backup has it. Says what of it failed, if no commit has said so yet. */
 int fermata_drain(fermata_area *area);
 
+/* From now on the area keeps its last so many commits, one at least, and what is tagged: a thread removes older ones, those of earlier programs, too, every ten seconds, and frees their space when that is worth it. Without this it
+ * keeps all of them. */
+int fermata_keep_last(fermata_area *area, uint32_t commits);
+
 /* Commits, and has each commit from this one on go to a backup, too: to whoever receives at this Unix socket (fermata receive), which a tunnel may lead to from another host (ssh -L). When this returns the backup has all of the
  * area. fermata_commit then waits for the backups, too; it returns -1 if one is lost, and the commit is durable here all the same: fermata_back_up_to sends all anew, fermata_stop_backing_up does without. */
 int fermata_back_up_to(fermata_area *area, const char *socket);

@@ -263,6 +263,15 @@ pub unsafe extern "C" fn fermata_drain(of: *mut FermataArea) -> c_int {
 
 /// # Safety
 ///
+/// An area of `fermata_open`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fermata_keep_last(of: *mut FermataArea, commits: u32) -> c_int {
+    // SAFETY: as the caller says.
+    status(|| unsafe { area(of) }?.keep_last(commits).map_err(text))
+}
+
+/// # Safety
+///
 /// What `fermata_commit_behind` has given. It is gone afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fermata_wait(pending: *mut FermataPending) -> c_int {

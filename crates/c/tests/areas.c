@@ -22,6 +22,9 @@ int main(int argc, char **argv) {
         errx(2, "usage: areas STORE");
     fermata_area *areas[2] = {opened(argv[1], "one"), opened(argv[1], "two")}, *twice[2] = {areas[0], areas[0]};
     unsigned long *one = fermata_memory(areas[0]), *two = fermata_memory(areas[1]);
+    or_die(fermata_keep_last(areas[0], 100));
+    if (fermata_keep_last(NULL, 1) == 0)
+        errx(1, "no area keeps commits");
     *one = *two = 1;
     or_die(fermata_commit_together(areas, 2));
     if (fermata_commit_together(twice, 2) == 0 || !strstr(fermata_error(), "twice"))

@@ -9,6 +9,7 @@ use fermata_process::{
 use fermata_store::Store;
 use rustix::process::{Pid, Signal, kill_process};
 use std::{
+    fs,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -19,11 +20,14 @@ use std::{
 const TRIES: usize = 10;
 
 fn compile(name: &str, place: &Path) -> PathBuf {
-    let (here, program) = (Path::new(env!("CARGO_MANIFEST_DIR")), place.join(name));
+    compile_source(&Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/{name}.c")), place.join(name))
+}
+
+fn compile_source(source: &Path, program: PathBuf) -> PathBuf {
     let compiled = Command::new("cc")
         .args(["-Wall", "-Wextra", "-Werror", "-O2", "-I"])
-        .arg(here.join("include"))
-        .arg(here.join(format!("tests/{name}.c")))
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("include"))
+        .arg(source)
         .arg("-o")
         .arg(&program)
         .args(common::linked())
@@ -47,6 +51,22 @@ fn a_program_in_c_counts_on_after_each_start() {
     }
     let refused = Command::new(&program).args(["/proc/nowhere", "1", "0"]).output().expect("it runs");
     assert!(!refused.status.success() && !refused.stderr.is_empty());
+}
+
+#[test]
+fn the_program_of_the_page_for_newcomers_counts_its_visits() {
+    let place = tempfile::tempdir().expect("a directory");
+    let page = include_str!("../../../docs/areas.md");
+    let text = page.split("\n```c\n").nth(1).and_then(|block| block.split("\n```").next()).expect("a program in C");
+    let (source, store) = (place.path().join("visits.c"), place.path().join("store"));
+    assert!(text.contains("\"/tmp/shop\""), "{text}");
+    fs::write(&source, text.replace("/tmp/shop", store.to_str().expect("a plain path"))).expect("the program");
+    let program = compile_source(&source, place.path().join("visits"));
+    for visit in 1..=2 {
+        let run = Command::new(&program).output().expect("it runs");
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+        assert_eq!(String::from_utf8_lossy(&run.stdout), format!("visit {visit}\n"));
+    }
 }
 
 #[test]

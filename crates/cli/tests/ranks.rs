@@ -14,10 +14,18 @@ use std::{
 mod grid;
 
 const PROGRAM: &str = "RANKS_TEST_PROGRAM";
+/// A remote that is lost while the ranks run.
+const LOST: &str = "RANKS_TEST_LOST";
 
 /// No test: what a rank runs.
 #[test]
 fn a_rank() {
+    if let Ok(remote) = env::var(LOST) {
+        while fs::metadata(&remote).is_ok_and(|remote| remote.is_dir()) {
+            let _ = fs::remove_dir_all(&remote);
+        }
+        fs::write(&remote, "no remote").unwrap();
+    }
     if let Ok(iterations) = env::var(PROGRAM) {
         assert_eq!(format!("{:?}", grid::program(&[512, iterations.parse().unwrap()])), format!("{:?}", ExitCode::SUCCESS));
     }
@@ -86,6 +94,27 @@ fn a_run_goes_on_from_the_copy_when_the_store_is_lost() {
     let resumed = run_ranks(&store, &["--resume", "--every", "0s"]);
     let said = String::from_utf8_lossy(&resumed.stdout);
     assert!(resumed.status.success() && said.contains("1500 iterations on 512 x 512 points, right"), "{said}");
+}
+
+#[test]
+fn a_copy_that_is_not_up_to_date_in_the_end_is_told_and_is_no_success() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, remote) = (directory.path().join("store"), directory.path().join("remote"));
+    let added = fermata(&store, &["remote", "add", "nas", remote.to_str().unwrap(), "--plain"]);
+    assert!(added.status.success(), "{}", String::from_utf8_lossy(&added.stderr));
+    let run = |options: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fermata"));
+        command.args(["run-ranks", "-n", "3", "--name", "grid", "--every", "10ms", "--backup", "nas"]).args(options);
+        command.arg(env::current_exe().unwrap()).args(["--exact", "a_rank", "--quiet"]).env_remove("FERMATA_EXPERIMENT");
+        command.env("FERMATA_STORE", &store).env(PROGRAM, "1500").env(LOST, &remote).output().unwrap()
+    };
+    let ran = run(&["--quiet"]);
+    let (answer, told) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(answer.contains("1500 iterations on 512 x 512 points, right"), "{answer}{told}");
+    assert!(ran.status.code() == Some(1) && told.contains("the last checkpoint is not on the backup: "), "{:?}: {told}", ran.status);
+    // Where there is none from the beginning, no rank is started.
+    let again = run(&[]);
+    assert_eq!((again.status.code(), again.stdout.len()), (Some(1), 0), "{}", String::from_utf8_lossy(&again.stderr));
 }
 
 /// Stands in for `ssh`: a host is an address of this one, and has its shell, but nothing of our environment. One with a file `cut-HOST` cannot be reached; one with a file `dies-HOST` dies in the

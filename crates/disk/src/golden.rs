@@ -6,7 +6,7 @@
 //! finished the image, and a write whose author puts the time back. The latter still shows in a time that nobody can set, the one of the last change of any kind: a checkpoint
 //! that finds another one there reads all of the image again before it takes a block's name for a page.
 
-use crate::{Error, Result};
+use crate::{Error, Result, coming::Coming};
 use fermata_store::{ImageHasher, ImageReader, Progress, is_sealed_json, seal_json};
 use fermata_types::{ImageId, PAGE_SIZE, PageBuf, PageNumber};
 use fermata_vhost::segments::{Output, with_output};
@@ -20,7 +20,7 @@ use std::{
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     sync::{
-        Mutex, RwLock,
+        Arc, Mutex, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -32,7 +32,7 @@ pub const SECTOR_SIZE: u64 = 512;
 const CHUNK: usize = 1 << 20;
 
 /// Blocks are numbered with 32 bits.
-const SIZE_MAX: u64 = (1 << 32) * PAGE_SIZE as u64;
+pub(crate) const SIZE_MAX: u64 = (1 << 32) * PAGE_SIZE as u64;
 
 /// How an image file is laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -99,7 +99,171 @@ enum Content {
 }
 
 /// A golden image, open. It is never written to.
-pub struct Golden {
+pub struct Golden(Source);
+
+/// Where a golden image is read.
+enum Source {
+    Here(ImageFile),
+    /// From afar, until it has come.
+    Coming(Coming),
+}
+
+impl std::fmt::Debug for Golden {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("Golden");
+        shown.field("path", &self.path()).field("size", &self.size()).field("id", &self.id()).finish_non_exhaustive()
+    }
+}
+
+impl Golden {
+    /// Opens an image and finds out its id.
+    ///
+    /// `format`: none to tell it by the file's first bytes. A raw image that begins like a qcow2 file must be named raw, and a guest that writes such
+    /// bytes cannot fool us, since an image is never written to.
+    ///
+    /// The id is the hash of all content (`docs/formats/golden.md`), so finding it reads the whole image once; `progress` is told bytes. It is kept in a small
+    /// file in `cache_dir`, where the next call finds it as long as path, inode, size and times are the same.
+    pub fn open(path: &Path, format: Option<Format>, cache_dir: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Self> {
+        Ok(Self(Source::Here(ImageFile::open(path, format, cache_dir, progress)?)))
+    }
+
+    /// An image that will lie at `path`, byte by byte, and is read by `from` until it has [come](Self::came). Whether it is the one that is called `id` nobody knows before.
+    pub fn coming(id: ImageId, path: PathBuf, from: Arc<dyn ImageReader>) -> Result<Self> {
+        Ok(Self(Source::Coming(Coming::new(id, path, from)?)))
+    }
+
+    /// An image that was coming is here, and open: from now on it is read here.
+    pub fn came(&self, whole: Arc<Self>) {
+        if let Source::Coming(coming) = &self.0 {
+            coming.came(whole);
+        }
+    }
+
+    /// The file that it is; or what it is read by as long as it has not come.
+    fn file(&self) -> std::result::Result<&ImageFile, &Coming> {
+        match &self.0 {
+            Source::Here(file) => Ok(file),
+            Source::Coming(coming) => coming.whole().map_or(Err(coming), Self::file),
+        }
+    }
+
+    /// The name of the image's content.
+    pub fn id(&self) -> ImageId {
+        match &self.0 {
+            Source::Here(file) => file.id,
+            Source::Coming(coming) => coming.id,
+        }
+    }
+
+    /// Bytes that the guest sees: the image's size, rounded up to whole sectors of 512.
+    pub fn size(&self) -> u64 {
+        match &self.0 {
+            Source::Here(file) => file.size,
+            Source::Coming(coming) => coming.size,
+        }
+    }
+
+    /// The image file, as an absolute path without links.
+    pub fn path(&self) -> &Path {
+        match &self.0 {
+            Source::Here(file) => &file.path,
+            Source::Coming(coming) => &coming.path,
+        }
+    }
+
+    /// How the file is laid out.
+    pub fn format(&self) -> Format {
+        match &self.0 {
+            Source::Here(file) => file.format,
+            Source::Coming(_) => Format::Raw,
+        }
+    }
+
+    /// Keeps the file where it is, as long as this is open, from whoever asks for its lock before he removes it. Fails if it is removed already.
+    pub fn hold(&self) -> Result<()> {
+        self.file().map_or(Ok(()), ImageFile::hold)
+    }
+
+    /// Fails with [`Error::Changed`] if the image is not the one named `id`.
+    pub fn expect(&self, id: &ImageId) -> Result<()> {
+        if self.id() == *id {
+            return Ok(());
+        }
+        Err(Error::Changed { path: self.path().to_owned(), what: format!("its content is {}, expected {}", self.id().short(), id.short()) })
+    }
+
+    /// Fails with [`Error::Changed`] if the file was written to or replaced since it was opened. Reads the content only if something was done to the file that
+    /// may have been a write: it got another name, owner or mode, or its time was set.
+    pub fn check_unchanged(&self) -> Result<()> {
+        self.file().map_or(Ok(()), ImageFile::check_unchanged)
+    }
+
+    /// How often the image had to be read again. What somebody read of it before the last time may never have been in it, even if all is well now. Waits for nobody.
+    pub fn times_read_again(&self) -> u64 {
+        self.file().map_or(0, |file| file.times_read_again.load(Ordering::SeqCst))
+    }
+
+    /// Fills `len` bytes of `output` with the disk's bytes from `offset` on; zeros behind the end of the image. Fails if the file is not what it was: what is in
+    /// `output` then is not to be used.
+    pub(crate) fn read(&self, offset: u64, len: usize, output: &mut Output<'_>) -> io::Result<()> {
+        match self.file() {
+            Ok(file) => file.read(offset, len, output),
+            Err(coming) => coming.read(offset, len, output),
+        }
+    }
+
+    /// Fills `into` with the disk's bytes from `offset` on; zeros behind the end of the image. Fails if the file is not what it was.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let len = into.len();
+        with_output(into, |output| self.read(offset, len, output))
+    }
+
+    /// Files that had this content when they were read last, by what is remembered in `cache_dir`: they may be gone, or others by now.
+    pub fn seen(id: &ImageId, cache_dir: &Path) -> Vec<(PathBuf, Format)> {
+        let caches = fs::read_dir(cache_dir).into_iter().flatten().flatten().map(|entry| entry.path());
+        let of_json = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "json");
+        let known = caches.filter(of_json).filter_map(|cache| Known::read(&cache)).filter(|known| known.id == *id);
+        let mut seen: Vec<_> = known.map(|known| (known.path, known.format)).collect();
+        seen.sort();
+        seen
+    }
+}
+
+impl ImageReader for Golden {
+    fn blocks(&self) -> u64 {
+        self.size().div_ceil(PAGE_SIZE as u64)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.size()
+    }
+
+    fn read_block(&self, block: PageNumber, into: &mut PageBuf) -> io::Result<()> {
+        self.read_blocks(block, into)
+    }
+
+    fn read_blocks(&self, first: PageNumber, into: &mut [u8]) -> io::Result<()> {
+        match self.file() {
+            Ok(file) => file.read_blocks(first, into),
+            Err(_) => self.read_at(u64::from(first) * PAGE_SIZE as u64, into),
+        }
+    }
+
+    fn next_blocks(&self, from: u64) -> io::Result<Option<Range<u64>>> {
+        let (block, blocks) = (PAGE_SIZE as u64, self.blocks());
+        match self.file() {
+            Ok(file) => Ok(file.next_data(from * block)?.map(|(start, end)| from.max(start / block)..end.div_ceil(block))),
+            Err(_) => Ok((from < blocks).then_some(from..blocks)),
+        }
+    }
+
+    fn check(&self) -> io::Result<()> {
+        self.file().map_or(Ok(()), |file| file.look().map_err(io::Error::other))
+    }
+}
+
+/// The file of a golden image.
+struct ImageFile {
     path: PathBuf,
     format: Format,
     size: u64,
@@ -115,21 +279,8 @@ pub struct Golden {
     times_read_again: AtomicU64,
 }
 
-impl std::fmt::Debug for Golden {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Golden").field("path", &self.path).field("size", &self.size).field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
-impl Golden {
-    /// Opens an image and finds out its id.
-    ///
-    /// `format`: none to tell it by the file's first bytes. A raw image that begins like a qcow2 file must be named raw, and a guest that writes such
-    /// bytes cannot fool us, since an image is never written to.
-    ///
-    /// The id is the hash of all content (`docs/formats/golden.md`), so finding it reads the whole image once; `progress` is told bytes. It is kept in a small
-    /// file in `cache_dir`, where the next call finds it as long as path, inode, size and times are the same.
-    pub fn open(path: &Path, format: Option<Format>, cache_dir: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Self> {
+impl ImageFile {
+    fn open(path: &Path, format: Option<Format>, cache_dir: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Self> {
         let path = fs::canonicalize(path).map_err(Error::io("cannot find the image", path))?;
         let file = File::open(&path).map_err(Error::io("cannot open the image", &path))?;
         let metadata = file.metadata().map_err(Error::io("cannot examine the image", &path))?;
@@ -153,7 +304,7 @@ impl Golden {
         if size == 0 || size > SIZE_MAX {
             return Err(Error::Unsupported { path, what: format!("a disk has 1 byte to 16 TiB, this one {size} bytes") });
         }
-        let mut golden = Self {
+        let mut image = Self {
             path,
             format,
             size,
@@ -165,37 +316,11 @@ impl Golden {
             is_other: AtomicBool::new(false),
             times_read_again: AtomicU64::new(0),
         };
-        golden.id = golden.identify(cache_dir, progress)?;
-        Ok(golden)
+        image.id = image.identify(cache_dir, progress)?;
+        Ok(image)
     }
 
-    /// The name of the image's content.
-    pub fn id(&self) -> ImageId {
-        self.id
-    }
-
-    /// Bytes that the guest sees: the image's size, rounded up to whole sectors of 512.
-    pub fn size(&self) -> u64 {
-        self.size
-    }
-
-    /// The image file, as an absolute path without links.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// How the file is laid out.
-    pub fn format(&self) -> Format {
-        self.format
-    }
-
-    /// What the file looked like when it was opened.
-    pub fn fingerprint(&self) -> &Fingerprint {
-        &self.fingerprint
-    }
-
-    /// Keeps the file where it is, as long as this is open, from whoever asks for its lock before he removes it. Fails if it is removed already.
-    pub fn hold(&self) -> Result<()> {
+    fn hold(&self) -> Result<()> {
         let failed = |error| Error::io("cannot keep the image", &self.path)(error);
         self.file().lock_shared().map_err(failed)?;
         match rustix::fs::fstat(self.file()).map_err(|error| failed(error.into()))?.st_nlink {
@@ -204,17 +329,7 @@ impl Golden {
         }
     }
 
-    /// Fails with [`Error::Changed`] if the image is not the one named `id`.
-    pub fn expect(&self, id: &ImageId) -> Result<()> {
-        if self.id == *id {
-            return Ok(());
-        }
-        Err(Error::Changed { path: self.path.clone(), what: format!("its content is {}, expected {}", self.id.short(), id.short()) })
-    }
-
-    /// Fails with [`Error::Changed`] if the file was written to or replaced since it was opened. Reads the content only if something was done to the file that
-    /// may have been a write: it got another name, owner or mode, or its time was set.
-    pub fn check_unchanged(&self) -> Result<()> {
+    fn check_unchanged(&self) -> Result<()> {
         self.compare(rustix::fs::stat(&self.path))?;
         // Whoever panicked with the lock had not replaced what is in it.
         let mut last_read = self.last_read.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -230,11 +345,6 @@ impl Golden {
             self.is_other.store(id != self.id, Ordering::SeqCst);
         }
         if self.is_other.load(Ordering::SeqCst) { Err(self.other_content()) } else { Ok(()) }
-    }
-
-    /// How often the image had to be read again. What somebody read of it before the last time may never have been in it, even if all is well now. Waits for nobody.
-    pub fn times_read_again(&self) -> u64 {
-        self.times_read_again.load(Ordering::SeqCst)
     }
 
     fn other_content(&self) -> Error {
@@ -258,19 +368,11 @@ impl Golden {
         Error::Changed { path: self.path.clone(), what }
     }
 
-    /// Fills `len` bytes of `output` with the disk's bytes from `offset` on; zeros behind the end of the image. Fails if the file is not what it was: what is in
-    /// `output` then is not to be used.
-    pub(crate) fn read(&self, offset: u64, len: usize, output: &mut Output<'_>) -> io::Result<()> {
+    fn read(&self, offset: u64, len: usize, output: &mut Output<'_>) -> io::Result<()> {
         let (read, unchanged) = self.read_and_look(offset, len, output);
         // First the cause, then what came of it.
         unchanged.map_err(io::Error::other)?;
         read
-    }
-
-    /// Fills `into` with the disk's bytes from `offset` on; zeros behind the end of the image. Fails if the file is not what it was.
-    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        let len = into.len();
-        with_output(into, |output| self.read(offset, len, output))
     }
 
     /// Reads, and tells how that went, and whether the file is what it was.
@@ -426,44 +528,11 @@ impl Golden {
         Ok(hasher.finish())
     }
 
-    /// Files that had this content when they were read last, by what is remembered in `cache_dir`: they may be gone, or others by now.
-    pub fn seen(id: &ImageId, cache_dir: &Path) -> Vec<(PathBuf, Format)> {
-        let caches = fs::read_dir(cache_dir).into_iter().flatten().flatten().map(|entry| entry.path());
-        let of_json = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "json");
-        let known = caches.filter(of_json).filter_map(|cache| Known::read(&cache)).filter(|known| known.id == *id);
-        let mut seen: Vec<_> = known.map(|known| (known.path, known.format)).collect();
-        seen.sort();
-        seen
-    }
-}
-
-impl ImageReader for Golden {
-    fn blocks(&self) -> u64 {
-        self.size.div_ceil(PAGE_SIZE as u64)
-    }
-
-    fn bytes(&self) -> u64 {
-        self.size
-    }
-
-    fn read_block(&self, block: PageNumber, into: &mut PageBuf) -> io::Result<()> {
-        self.read_blocks(block, into)
-    }
-
     /// The store compares each block with its name, and so a block that is right is given out though others may not be. A guest whose memory is being restored
     /// from an image that somebody only touched runs on.
     fn read_blocks(&self, first: PageNumber, into: &mut [u8]) -> io::Result<()> {
         let len = into.len();
         with_output(into, |output| self.read_and_look(u64::from(first) * PAGE_SIZE as u64, len, output).0)
-    }
-
-    fn next_blocks(&self, from: u64) -> io::Result<Option<Range<u64>>> {
-        let block = PAGE_SIZE as u64;
-        Ok(self.next_data(from * block)?.map(|(start, end)| from.max(start / block)..end.div_ceil(block)))
-    }
-
-    fn check(&self) -> io::Result<()> {
-        self.look().map_err(io::Error::other)
     }
 }
 

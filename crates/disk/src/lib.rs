@@ -1,6 +1,6 @@
 //! Disks: golden images, branches above them, and the server through which a guest reaches them.
 //!
-//! - [`golden`]: immutable images outside the store, raw or qcow2, and their names
+//! - [`golden`]: immutable images outside the store, raw or qcow2, and their names; `coming`: one that is on its way here
 //! - [`overlay`]: the branching disk: image, page table, and what this run wrote
 //! - `ext4`: which blocks of a file system are free, and its files; `freed`: which blocks a cut may leave out; [`files`]: which files differ
 //! - [`cut`]: what was written between two instants, and how it is saved
@@ -21,6 +21,7 @@
 //! This room does not know QEMU's processes, what a machine is made of, when a checkpoint is taken, or how the store keeps a block. It reads no clock but the
 //! one it is handed.
 
+mod coming;
 pub mod cut;
 mod device;
 mod error;

@@ -147,7 +147,8 @@ impl Host {
         Place { directory: self.run_dir.join(&name), logs: self.logs().join(name), boot: BTreeMap::new() }
     }
 
-    /// The golden image of a disk, opened once and known to the store. Fails if it changed since. Where it is known what is in it, it is found wherever it lies.
+    /// The golden image of a disk, opened once and known to the store. Fails if it changed since. Where it is known what is in it, it is found wherever it lies, be it on
+    /// the remote that its checkpoint comes from.
     pub(crate) fn image(&self, disk: &DiskPlan, progress: &mut dyn FnMut(&str, Progress)) -> Result<Option<Arc<Golden>>> {
         let Some(path) = &disk.image else { return Ok(None) };
         let mut images = self.images.lock().expect("nobody panics with the lock");
@@ -160,10 +161,22 @@ impl Host {
         }
         let image = match &disk.golden {
             None => open_image(&self.store, path, disk.format, None, progress)?,
-            Some(id) => images::find(&self.store, id, (path, disk.format), progress).map_err(|error| other_image(path, error))?,
+            Some(id) => match images::find(&self.store, id, (path, disk.format), progress) {
+                Ok(image) => image,
+                Err(error) => images::coming(&self.store, id)?.ok_or_else(|| other_image(path, error))?,
+            },
         };
         images.push(image.clone());
         Ok(Some(image))
+    }
+
+    /// A golden image that was read from a remote lies here now: from now on it is read here.
+    pub fn image_came(&self, id: &ImageId, path: &Path) -> Result<()> {
+        let coming = self.images.lock().expect("nobody panics with the lock").iter().find(|image| image.id() == *id).cloned();
+        if let Some(coming) = coming {
+            coming.came(open_image(&self.store, path, Some(Format::Raw), Some(id), &mut |_, _| {})?);
+        }
+        Ok(())
     }
 
     /// Fails unless the tmpfs can hold all of these machines, counting what was promised to the ones that run.

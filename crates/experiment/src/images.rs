@@ -51,6 +51,15 @@ pub(crate) fn find(
     Err(first.map_or_else(|| not_here(id, was.0.to_owned()), |(path, error)| told(id, path, error)))
 }
 
+/// A golden image that is read from the remote that its checkpoint comes from, until it is here; see [`Host::image_came`]. None: nothing comes, or not with this image.
+///
+/// [`Host::image_came`]: crate::Host::image_came
+pub(crate) fn coming(store: &Store, id: &ImageId) -> Result<Option<Arc<Golden>>> {
+    let Some(away) = store.away() else { return Ok(None) };
+    let Some(reader) = away.image(id)? else { return Ok(None) };
+    Ok(Some(Arc::new(Golden::coming(*id, store.own_image(id), reader)?)))
+}
+
 /// What could not be opened, and the ways out.
 fn told(id: &ImageId, path: PathBuf, error: Error) -> Error {
     match error {

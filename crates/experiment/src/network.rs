@@ -11,7 +11,10 @@ use fermata_net::{Change, Clock, Fabric, InterfaceId, NetworkPart, NicOptions, S
 use fermata_store::{Record, Store, Writer};
 use fermata_types::{CheckpointId, VirtualTime};
 use fermata_vm::Net;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
 
 /// The name of the network as a part.
 const NETWORK: &str = "network";
@@ -24,6 +27,8 @@ pub(crate) struct Network {
     topology: Topology,
     /// By interface: whether its guest was last told that it is plugged in. Held while links and carriers are being made alike.
     told: Mutex<Vec<bool>>,
+    /// Somebody is about to tell the guests, and has not looked yet what there is to tell.
+    teller: AtomicBool,
 }
 
 /// The interfaces of a machine, as QEMU is to make them.
@@ -50,7 +55,7 @@ impl Network {
         let nics = nics.ok_or_else(|| Error::Unsupported("the network: an interface of a machine that is not there".into()))?;
         let clock = Arc::new(Clock::standing(VirtualTime::default(), monotonic));
         let fabric = Arc::new(Fabric::start(snapshot, clock, nics)?);
-        Ok(Self { told: Mutex::new(plugged(&fabric)), fabric, topology: topology.clone() })
+        Ok(Self { told: Mutex::new(plugged(&fabric)), fabric, topology: topology.clone(), teller: AtomicBool::new(false) })
     }
 
     /// The network itself.
@@ -77,6 +82,12 @@ impl Network {
         self.fabric.change(interface, change)
     }
 
+    /// Whether whoever asks is to have the guests see what has changed, by [`hold_links`](Self::hold_links). Not if somebody else is about to: one who does not answer
+    /// is waited for for seconds, and its links may change thousands of times meanwhile.
+    pub fn claim_telling(&self) -> bool {
+        !self.teller.swap(true, Ordering::AcqRel)
+    }
+
     /// No link changes while this is held, and what has changed before was told: so links and carriers are alike in a checkpoint.
     pub fn hold_links(&self, machines: &[MachineBody]) -> MutexGuard<'_, Vec<bool>> {
         let mut told = self.told();
@@ -86,6 +97,8 @@ impl Network {
 
     /// Has the guests see what they were not told yet: all at once, since one that does not answer is waited for. Nobody tells it again.
     fn tell(&self, told: &mut Vec<bool>, machines: &[MachineBody]) {
+        // Whoever changes a link from now on cannot count upon what is looked at below.
+        self.teller.swap(false, Ordering::AcqRel);
         let before = std::mem::replace(told, plugged(&self.fabric));
         let ends = self.topology.interfaces.iter().zip(before.into_iter().zip(&*told));
         let changed: Vec<_> = ends.filter(|(_, (before, up))| before != *up).map(|(end, (_, up))| (end, *up)).collect();
@@ -182,12 +195,15 @@ mod tests {
         let nic = |number: u8| NicOptions { socket: directory.path().join(number.to_string()), dirty: Arc::default(), watch: None };
         let clock = Arc::new(Clock::standing(VirtualTime::default(), monotonic));
         let fabric = Fabric::start(Snapshot::new(&topology, 1).unwrap(), clock, (0..2).map(nic).collect()).unwrap();
-        let network = Network { fabric: Arc::new(fabric), topology, told: Mutex::new(vec![true; 2]) };
+        let network = Network { fabric: Arc::new(fabric), topology, told: Mutex::new(vec![true; 2]), teller: AtomicBool::new(false) };
         let pulled = Change { up: Some(false), ..Change::default() };
         network.change_unseen(InterfaceId(0), &pulled).unwrap();
         assert_eq!(plugged(network.fabric()), [false; 2]);
         assert_eq!(*network.told(), [true; 2], "nobody was told yet");
+        assert!(network.claim_telling());
+        assert!(!network.claim_telling(), "one who is about to look sees what else has changed");
         assert_eq!(*network.hold_links(&[]), [false; 2]);
+        assert!(network.claim_telling(), "who has looked does not see what changes now");
         network.change(&[], InterfaceId(1), &Change { up: Some(true), ..Change::default() }).unwrap();
         assert_eq!(*network.told(), [true; 2]);
     }

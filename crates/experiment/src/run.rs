@@ -253,6 +253,9 @@ impl Run {
 
     /// Has the guests see which links are plugged in. One that does not answer is waited for, but not by what happens next.
     fn show_links(&self, body: Arc<Body>) {
+        if !body.claim_showing_links() {
+            return;
+        }
         let shown = thread::Builder::new().name("carriers".to_owned()).spawn(move || drop(body.hold_links()));
         if let Err(error) = shown {
             tracing::warn!("run {}: guests see the change of a link with the next checkpoint: no thread for it: {error}", self.name);
@@ -347,6 +350,9 @@ impl Run {
     fn take(&self, asked: Asked, wanted: &dyn Fn() -> bool, seen: &mut dyn FnMut(Moment, &Body)) -> Result<(CheckpointId, Record)> {
         // A checkpoint is permanent only when all that it names is here: until then there can be none upon one that is still on a remote.
         if !self.host.store().await_away(wanted) {
+            if let Some(lie) = self.host.store().away().and_then(|away| away.state().lie) {
+                return Err(Error::Refused(format!("run {}: none can be taken: {lie}", self.name)));
+            }
             return Err(Error::Refused(format!(
                 "run {}: whoever asked for a checkpoint has left, or the run has ended; none was taken",
                 self.name

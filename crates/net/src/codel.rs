@@ -26,7 +26,7 @@ pub(crate) struct Codel {
 impl Codel {
     /// Takes the next frame to transmit from the queue, and before it those that are to be dropped. `full` are the bytes of the longest
     /// frame: a queue that holds no more is never too long.
-    pub fn dequeue(&mut self, now: u64, queue: &mut Queue, full: usize, mut dropped: impl FnMut(&Frame)) -> Option<Frame> {
+    pub fn dequeue(&mut self, now: u64, queue: &mut Queue, full: usize, mut dropped: impl FnMut(&Frame)) -> Option<Waiting> {
         let (mut first, mut too_long) = self.take(now, queue, full);
         if self.dropping {
             self.dropping = too_long;
@@ -49,7 +49,7 @@ impl Codel {
             self.last_count = self.count;
             self.drop_next = after(now, self.count);
         }
-        first.map(|waiting| waiting.frame)
+        first
     }
 
     /// Drops a frame for the first of the queue, or that one. What is first then, and whether all have waited too long for an interval.

@@ -17,7 +17,7 @@ pub(crate) type Frame = Arc<[u8]>;
 pub(crate) const HEADER: usize = 14;
 /// Bytes that a frame may have beyond the MTU: the header and a VLAN tag.
 const BEYOND_MTU: usize = HEADER + 4;
-/// Frames that a receiver without buffers is kept: what comes then is dropped.
+/// Frames that a receiver without buffers is kept: what comes then is dropped, or the last of whoever has more there.
 pub(crate) const LANDED_MAX: usize = 1024;
 /// What a frame counts beside its bytes against the memory of a world.
 pub(crate) const FRAME_COST: usize = 64;
@@ -68,6 +68,8 @@ impl Memory {
 #[derive(Debug, Clone)]
 pub(crate) struct Flying {
     pub due: u64,
+    /// As of one that waits.
+    pub from: u32,
     pub frame: Frame,
 }
 
@@ -90,7 +92,7 @@ pub(crate) struct Direction {
     /// In the order in which they are due.
     pub flying: VecDeque<Flying>,
     /// At the far end, where the guest has no buffer for them yet.
-    pub landed: VecDeque<Frame>,
+    pub landed: Queue,
     /// Bytes of the longest frame that both ends allow.
     longest: usize,
     held: usize,
@@ -111,7 +113,7 @@ impl Direction {
             last_due: 0,
             queue: Queue::default(),
             flying: VecDeque::new(),
-            landed: VecDeque::new(),
+            landed: Queue::default(),
             longest: usize::from(mtu) + BEYOND_MTU,
             held: 0,
         }
@@ -190,10 +192,10 @@ impl Direction {
 
     /// Does the first of the things that are to be done at the time of [`next`](Self::next): a frame arrives and is returned, or another
     /// begins to be transmitted. An arriving frame is still held.
-    pub fn step(&mut self, memory: &mut Memory) -> Option<Frame> {
+    pub fn step(&mut self, memory: &mut Memory) -> Option<Flying> {
         let now = self.next()?;
         if self.flying.front().is_some_and(|flying| flying.due <= now) {
-            return self.flying.pop_front().map(|flying| flying.frame);
+            return self.flying.pop_front();
         }
         self.transmit(now, memory);
         None
@@ -201,7 +203,7 @@ impl Direction {
 
     /// Begins to transmit the next of the queue, and settles when it will arrive.
     fn transmit(&mut self, now: u64, memory: &mut Memory) {
-        let Some(frame) = self.dequeue(now, memory) else { return };
+        let Some(Waiting { from, frame, .. }) = self.dequeue(now, memory) else { return };
         let departs = self.occupy(now, frame.len());
         let (later, own) = self.later.as_mut().map_or((0, false), |later| (later.draw(), later.order));
         let due = if self.random.happens(self.shape.reorder) {
@@ -219,13 +221,13 @@ impl Direction {
         };
         let place = self.flying.partition_point(|flying| flying.due <= due);
         self.counters.reordered += u64::from(place < self.flying.len());
-        self.flying.insert(place, Flying { due, frame });
+        self.flying.insert(place, Flying { due, from, frame });
     }
 
-    fn dequeue(&mut self, now: u64, memory: &mut Memory) -> Option<Frame> {
+    fn dequeue(&mut self, now: u64, memory: &mut Memory) -> Option<Waiting> {
         let Self { queue, codel, counters, held, .. } = self;
         match self.shape.discipline {
-            Discipline::DropTail => queue.pop().map(|waiting| waiting.frame),
+            Discipline::DropTail => queue.pop(),
             Discipline::Codel => codel.dequeue(now, queue, self.longest, |frame| {
                 counters.dropped.discipline += 1;
                 release(held, frame, memory);
@@ -247,6 +249,17 @@ impl Direction {
         self.free_at
     }
 
+    /// A frame is at the far end, and waits there until the guest has a buffer for it. Where as many wait as are kept, one makes room that somebody else has too many
+    /// of: else a guest that floods another one faster than that takes frames would have all of them, whoever sends there besides.
+    pub fn land(&mut self, Flying { from, frame, .. }: Flying, memory: &mut Memory) {
+        if self.landed.len() >= LANDED_MAX {
+            self.counters.dropped.receiver += 1;
+            let Some(evicted) = self.landed.evict_for(from) else { return self.release(&frame, memory) };
+            self.release(&evicted.frame, memory);
+        }
+        self.landed.push(Waiting { since: 0, from, frame });
+    }
+
     /// A frame has left, in whichever way.
     pub fn release(&mut self, frame: &Frame, memory: &mut Memory) {
         release(&mut self.held, frame, memory);
@@ -255,16 +268,15 @@ impl Direction {
     /// Counts frames that were put into the lists from outside. Returns the bytes that it holds then.
     pub fn hold(&mut self, memory: &mut Memory) -> usize {
         let Self { queue, flying, landed, held, .. } = self;
-        let waiting = queue.frames();
-        let waiting = waiting.iter().map(|waiting| &waiting.frame);
-        waiting.chain(flying.iter().map(|flying| &flying.frame)).chain(&*landed).for_each(|frame| memory.take_again(held, frame));
+        let waiting = queue.frames().into_iter().chain(landed.frames()).map(|waiting| &waiting.frame);
+        waiting.chain(flying.iter().map(|flying| &flying.frame)).for_each(|frame| memory.take_again(held, frame));
         *held
     }
 
     /// Drops what waits at the far end for buffers. Returns how many frames that were.
     pub fn clear_door(&mut self, memory: &mut Memory) -> u64 {
         let landed = std::mem::take(&mut self.landed);
-        landed.iter().for_each(|frame| self.release(frame, memory));
+        landed.frames().into_iter().for_each(|waiting| self.release(&waiting.frame, memory));
         self.counters.dropped.door += landed.len() as u64;
         landed.len() as u64
     }

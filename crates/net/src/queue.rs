@@ -1,4 +1,4 @@
-//! The frames that wait for a transmitter.
+//! The frames that wait for a transmitter, or for the buffers of a guest.
 
 use crate::direction::Frame;
 use std::{
@@ -6,16 +6,17 @@ use std::{
     collections::{BTreeMap, VecDeque},
 };
 
-/// A frame that waits for the transmitter.
+/// A frame that waits.
 #[derive(Debug, Clone)]
 pub(crate) struct Waiting {
+    /// Since when it waits for the transmitter; 0 where it waits for a guest.
     pub since: u64,
     /// The port of the switch that it came in at; 0 on a cable without a switch.
     pub from: u32,
     pub frame: Frame,
 }
 
-/// The frames that wait, oldest first. It knows who has how many in it, for the switch has to share it among those who send.
+/// The frames that wait, oldest first. It knows who has how many in it, for a port of a switch has to be shared among those who send there.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Queue {
     /// By where they came in, each with its place in the whole.
@@ -38,9 +39,14 @@ impl Queue {
         self.lists.values_mut().flatten().for_each(|(_, waiting)| waiting.since = moved(waiting.since));
     }
 
+    /// The oldest.
+    pub fn first(&self) -> Option<&Waiting> {
+        let firsts = self.lists.values().filter_map(VecDeque::front);
+        firsts.min_by_key(|(place, _)| *place).map(|(_, waiting)| waiting)
+    }
+
     pub fn pop(&mut self) -> Option<Waiting> {
-        let place = |list: &VecDeque<(u64, Waiting)>| list.front().map(|(place, _)| *place);
-        let (from, _) = self.lists.iter().filter_map(|(from, list)| Some((*from, place(list)?))).min_by_key(|(_, place)| *place)?;
+        let from = self.first()?.from;
         self.take(from, VecDeque::pop_front)
     }
 
@@ -110,13 +116,14 @@ mod tests {
     #[test]
     fn the_last_of_whoever_has_most_makes_room() {
         let mut queue = Queue::default();
-        assert!(queue.pop().is_none() && queue.evict_for(0).is_none());
+        assert!(queue.first().is_none() && queue.pop().is_none() && queue.evict_for(0).is_none());
         (0..).zip([1, 2, 2, 1, 3, 2, 2]).for_each(|(since, from)| queue.push(waiting(from, since)));
         assert_eq!(queue.evict_for(1).map(|waiting| (waiting.from, waiting.since)), Some((2, 6)));
         assert_eq!(queue.evict_for(9).map(|waiting| (waiting.from, waiting.since)), Some((2, 5)));
         assert!(queue.evict_for(1).is_none() && queue.evict_for(2).is_none(), "nobody has more than they");
         assert_eq!(queue.evict_for(3).map(|waiting| (waiting.from, waiting.since)), Some((1, 3)));
         assert_eq!(order(&queue), [(1, 0), (2, 1), (2, 2), (3, 4)]);
+        assert_eq!(queue.first().map(|waiting| (waiting.from, waiting.since)), Some((1, 0)));
         let mut other = queue.clone();
         assert_eq!(other.evict_instead_of(1).map(|waiting| (waiting.from, waiting.since)), Some((2, 2)));
         assert_eq!(

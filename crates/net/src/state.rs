@@ -5,7 +5,7 @@ use crate::{
     counters::{Counters, Dropped, Traffic},
     direction::{Direction, Flying, Frame, LANDED_MAX},
     perturb::Later,
-    queue::Waiting,
+    queue::{Queue, Waiting},
     random::Random,
     switch::{Station, Switch},
     topology::{Lan, Mac, Topology},
@@ -14,8 +14,10 @@ use crate::{
 use fermata_types::Perturbation;
 
 const MAGIC: &[u8; 8] = b"FERMANET";
-const VERSION: u32 = 4;
-/// Without what is different in a replay: nothing was.
+const VERSION: u32 = 5;
+/// Without the ports at which frames came in that are on their way, or wait for a guest. They count as of one.
+const VERSION_WITHOUT_SENDERS: u32 = 4;
+/// Without what is different in a replay, besides: nothing was.
 const VERSION_WITHOUT_PERTURBATION: u32 = 3;
 /// Without the count of frames that were lost at the receiver's door, besides: they counted as arrived.
 const VERSION_WITHOUT_DOORS: u32 = 2;
@@ -30,6 +32,9 @@ const ORDER: u8 = 4;
 const LUCK: u8 = 8;
 /// Counts above this are not from counting.
 const COUNT_MAX: u64 = u64::MAX >> 8;
+
+/// A frame with a time, and the port of the switch at which it came in.
+type TimedFrame = (u64, u32, Frame);
 
 /// Bytes that are no network.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -112,11 +117,11 @@ fn write_direction(bytes: &mut Vec<u8>, direction: &Direction) {
     bytes.extend(codel.count.to_le_bytes());
     bytes.extend(codel.last_count.to_le_bytes());
     numbers(bytes, &counts(counters));
-    let waiting = direction.queue.frames();
-    write_frames(bytes, waiting.iter().map(|waiting| (waiting.since, &waiting.frame)));
-    waiting.iter().for_each(|waiting| bytes.extend(waiting.from.to_le_bytes()));
-    write_frames(bytes, direction.flying.iter().map(|flying| (flying.due, &flying.frame)));
-    write_frames(bytes, direction.landed.iter().map(|frame| (0, frame)));
+    let of_waiting = |waiting: &Waiting| (waiting.since, waiting.from, waiting.frame.clone());
+    let waiting = |queue: &Queue| queue.frames().into_iter().map(of_waiting).collect::<Vec<_>>();
+    let [queue, landed] = [waiting(&direction.queue), waiting(&direction.landed)];
+    let flying = direction.flying.iter().map(|flying| (flying.due, flying.from, flying.frame.clone())).collect::<Vec<_>>();
+    [queue, flying, landed].iter().for_each(|frames| write_frames(bytes, frames));
     numbers(bytes, &[direction.random.position(), direction.later.as_ref().map_or(0, Later::position)]);
 }
 
@@ -162,27 +167,26 @@ fn read_direction(reader: &mut Reader, direction: &mut Direction, version: u32, 
         return unreadable("a transmitter that is more than a nanosecond behind");
     }
     let allowed = |frame: &Frame| if direction.allows(frame.len()) { Ok(()) } else { unreadable("a frame too short or too long") };
-    let queue = reader.frames(allowed)?;
-    let from =
-        queue.iter().map(|_| if version > VERSION_WITHOUT_PORTS { reader.port(ports) } else { Ok(0) }).collect::<Result<Vec<_>, _>>()?;
-    let flying = reader.frames(allowed)?;
-    let landed = reader.frames(allowed)?;
-    if !flying.is_sorted_by_key(|(due, _)| *due) || landed.len() > LANDED_MAX || landed.iter().any(|(time, _)| *time != 0) {
+    let queue = reader.frames(allowed, (version > VERSION_WITHOUT_PORTS).then_some(ports))?;
+    let senders = (version > VERSION_WITHOUT_SENDERS).then_some(ports);
+    let [flying, landed] = [reader.frames(allowed, senders)?, reader.frames(allowed, senders)?];
+    if !flying.is_sorted_by_key(|(due, ..)| *due) || landed.len() > LANDED_MAX || landed.iter().any(|(time, ..)| *time != 0) {
         return unreadable("frames in an order or a number that cannot be");
     }
-    queue.into_iter().zip(from).for_each(|((since, frame), from)| direction.queue.push(Waiting { since, from, frame }));
-    direction.flying = flying.into_iter().map(|(due, frame)| Flying { due, frame }).collect();
-    direction.landed = landed.into_iter().map(|(_, frame)| frame).collect();
+    queue.into_iter().for_each(|(since, from, frame)| direction.queue.push(Waiting { since, from, frame }));
+    direction.flying = flying.into_iter().map(|(due, from, frame)| Flying { due, from, frame }).collect();
+    landed.into_iter().for_each(|(since, from, frame)| direction.landed.push(Waiting { since, from, frame }));
     Ok(())
 }
 
-fn write_frames<'f>(bytes: &mut Vec<u8>, frames: impl ExactSizeIterator<Item = (u64, &'f Frame)>) {
+fn write_frames(bytes: &mut Vec<u8>, frames: &[TimedFrame]) {
     bytes.extend((frames.len() as u32).to_le_bytes());
-    for (time, frame) in frames {
+    for (time, _, frame) in frames {
         bytes.extend(time.to_le_bytes());
         bytes.extend((frame.len() as u16).to_le_bytes());
         bytes.extend(&**frame);
     }
+    frames.iter().for_each(|(_, from, _)| bytes.extend(from.to_le_bytes()));
 }
 
 fn write_switch(bytes: &mut Vec<u8>, switch: &Switch) {
@@ -281,15 +285,18 @@ impl<'b> Reader<'b> {
         if port < ports { Ok(port) } else { unreadable("a frame from a port that is not there") }
     }
 
-    /// A count, then frames with a time each. The list grows as it is read: the count alone takes no memory.
-    fn frames(&mut self, allowed: impl Fn(&Frame) -> Result<(), Unreadable>) -> Result<Vec<(u64, Frame)>, Unreadable> {
+    /// A count, then frames with a time each, then the port of each, if these are there: of so many. The list grows as it is read: the count alone takes no memory.
+    fn frames(&mut self, allowed: impl Fn(&Frame) -> Result<(), Unreadable>, ports: Option<u32>) -> Result<Vec<TimedFrame>, Unreadable> {
         let mut frames = Vec::new();
         for _ in 0..self.u32()? {
             let time = self.u64()?;
             let length = self.u16()?.into();
             let frame: Frame = self.take(length)?.into();
             allowed(&frame)?;
-            frames.push((time, frame));
+            frames.push((time, 0, frame));
+        }
+        if let Some(ports) = ports {
+            frames.iter_mut().try_for_each(|(_, from, _)| self.port(ports).map(|port| *from = port))?;
         }
         Ok(frames)
     }
@@ -302,7 +309,7 @@ fn unreadable<T>(what: impl Into<String>) -> Result<T, Unreadable> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Interface, InterfaceId, Link, Mac, Shape};
+    use crate::{Interface, InterfaceId, Link, Mac, Port, Shape};
     use fermata_types::VirtualTime;
 
     /// Bytes of a direction without frames, up to the count of those that were lost at the door and behind it.
@@ -322,20 +329,57 @@ mod tests {
         let bytes = world.to_bytes();
         let direction = BEFORE_DOOR + 8 + BEHIND_DOOR;
         let head = bytes.len() - 2 * direction;
-        for version in [VERSION_WITHOUT_PORTS, VERSION_WITHOUT_DOORS, VERSION_WITHOUT_PERTURBATION] {
+        for version in VERSION_WITHOUT_PORTS..VERSION {
             let mut older = bytes.clone();
             for start in [head + direction, head] {
-                older.drain(start + direction - DRAWN..start + direction);
+                if version <= VERSION_WITHOUT_PERTURBATION {
+                    older.drain(start + direction - DRAWN..start + direction);
+                }
                 if version <= VERSION_WITHOUT_DOORS {
                     older.drain(start + BEFORE_DOOR..start + BEFORE_DOOR + 8);
                 }
             }
-            older.drain(head - PERTURBATION..head);
+            if version <= VERSION_WITHOUT_PERTURBATION {
+                older.drain(head - PERTURBATION..head);
+            }
             older[8..12].copy_from_slice(&version.to_le_bytes());
             let read = World::from_bytes(&older).unwrap();
             assert_eq!(read.counters(InterfaceId(0)), world.counters(InterfaceId(0)), "version {version}");
             assert_eq!(read.to_bytes(), bytes, "version {version}");
         }
+    }
+
+    #[test]
+    fn the_state_says_where_each_frame_came_in() {
+        let interface =
+            |number: u8| Interface { machine: number.to_string(), name: "eth1".into(), mac: Mac([2, 0, 0, 0, 0, number]), mtu: 1500 };
+        let port = |number, from_switch: &Shape| Port {
+            interface: InterfaceId(number),
+            to_switch: Shape::default(),
+            from_switch: from_switch.clone(),
+        };
+        let [slow, far] = [Shape { rate: Some(8), ..Shape::default() }, Shape { delay_ns: 1_000_000_000, ..Shape::default() }];
+        let ports = vec![port(0, &slow), port(1, &far), port(2, &Shape::default())];
+        let lan = Lan { name: "lan".into(), ports };
+        let topology = Topology { interfaces: (0..3).map(interface).collect(), links: vec![], lans: vec![lan] };
+        let mut world = World::new(&topology, 1).unwrap();
+        // To all, of whom one has a frame on its way to its transmitter, one has it on the cable, and one at its door.
+        for from in [2, 1, 0, 1] {
+            world.send(VirtualTime::default(), InterfaceId(from), &[&[0xff_u8; 6][..], &[2, 0, 0, 0, 0, from as u8], &[0; 48]].concat());
+        }
+        world.deliver(VirtualTime::default(), &mut |_, _| crate::Handover::Waits);
+        let senders = |world: &World| {
+            let of = |queue: &Queue| queue.frames().iter().map(|waiting| waiting.from).collect::<Vec<_>>();
+            let flying = world.directions.iter().flat_map(|direction| &direction.flying).map(|flying| flying.from).collect::<Vec<_>>();
+            let directions = || world.directions.iter();
+            let queued = directions().flat_map(|direction| of(&direction.queue)).collect::<Vec<_>>();
+            [queued, flying, directions().flat_map(|direction| of(&direction.landed)).collect()]
+        };
+        let expected = [vec![1, 1], vec![2, 2, 0], vec![1, 0, 1]];
+        let bytes = world.to_bytes();
+        let read = World::from_bytes(&bytes).unwrap();
+        assert_eq!([senders(&world), senders(&read)], [expected.clone(), expected]);
+        assert_eq!(read.to_bytes(), bytes);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::{
     change::Change,
     counters::{Counters, Traffic},
-    direction::{Direction, Frame, LANDED_MAX, Memory},
+    direction::{Direction, Flying, Frame, Memory},
     random::Random,
     switch::{Forward, Switch},
     topology::{InterfaceId, Lan, Link, Port, Shape, Topology, TopologyError},
@@ -178,7 +178,7 @@ impl World {
 
     /// Hands over each frame that is due, in the order in which they arrive. `take` says what became of it. If it waits, so do those
     /// that follow it, and its interface is not tried again before [`retry`](Self::retry). An interface that lets very many wait loses
-    /// what comes then.
+    /// what comes then, or what whoever has most there sent last.
     pub fn deliver(&mut self, now: VirtualTime, take: &mut impl FnMut(InterfaceId, &[u8]) -> Handover) {
         while let Some(index) = self.ready.first().copied() {
             self.hand_over(index, take);
@@ -278,15 +278,15 @@ impl World {
             && at <= until.max(self.now)
         {
             self.now = self.now.max(at);
-            let Some(frame) = self.change(index, Direction::step) else { continue };
+            let Some(arriving) = self.change(index, Direction::step) else { continue };
             match self.targets[index] {
                 Target::Interface(interface) => {
-                    self.land(index, interface, frame);
+                    self.land(index, interface, arriving);
                     return Some(index);
                 }
                 Target::Switch { lan, port } => {
-                    self.arrived(index, &frame);
-                    self.switch(lan, port, &frame);
+                    self.arrived(index, &arriving.frame);
+                    self.switch(lan, port, &arriving.frame);
                 }
             }
         }
@@ -294,14 +294,8 @@ impl World {
     }
 
     /// A frame is at its interface.
-    fn land(&mut self, index: usize, interface: InterfaceId, frame: Frame) {
-        let direction = &mut self.directions[index];
-        if direction.landed.len() >= LANDED_MAX {
-            direction.counters.dropped.receiver += 1;
-            direction.release(&frame, &mut self.memory);
-            return;
-        }
-        direction.landed.push_back(frame);
+    fn land(&mut self, index: usize, interface: InterfaceId, arriving: Flying) {
+        self.directions[index].land(arriving, &mut self.memory);
         if !self.wires[interface.index()].stalled {
             self.ready.insert(index);
         }
@@ -310,16 +304,16 @@ impl World {
     fn hand_over(&mut self, index: usize, take: &mut impl FnMut(InterfaceId, &[u8]) -> Handover) {
         let Target::Interface(interface) = self.targets[index] else { return };
         while self.ready.contains(&index) {
-            let frame = self.directions[index].landed.front().cloned();
+            let frame = self.directions[index].landed.first().map(|waiting| waiting.frame.clone());
             let handover = frame.as_ref().map(|frame| take(interface, frame));
             match (frame, handover) {
                 (Some(frame), Some(Handover::Taken)) => {
-                    self.directions[index].landed.pop_front();
+                    self.directions[index].landed.pop();
                     self.arrived(index, &frame);
                 }
                 (Some(frame), Some(Handover::Lost)) => {
                     let direction = &mut self.directions[index];
-                    direction.landed.pop_front();
+                    direction.landed.pop();
                     direction.counters.dropped.door += 1;
                     direction.release(&frame, &mut self.memory);
                 }

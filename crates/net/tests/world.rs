@@ -363,6 +363,50 @@ fn a_flood_leaves_others_their_share_of_the_rate() {
     }
 }
 
+/// Microseconds of a flood: that many frames are taken while it lasts.
+const STEPS: u64 = 8000;
+
+/// Which frames of the machine A of a LAN without rates come to B, which takes one a microsecond, while another one sends it ten in each. A sends one in so many.
+fn beside_a_flood_without_a_rate(every: u64) -> Vec<u64> {
+    let mut world = World::new(&lan(&[(); 3].map(|()| Shape::default())), 1).unwrap();
+    (0..3).for_each(|from| world.send(at(0), InterfaceId(from), &frame(BROADCAST, mac(from), 0, 60)));
+    run(&mut world, S);
+    let mut came = Vec::new();
+    let mut take = |world: &mut World, now: u64, mut room: u64| {
+        world.retry(B);
+        world.deliver(at(now), &mut |to, frame| {
+            assert_eq!(to, B);
+            let Some(left) = room.checked_sub(1) else { return Handover::Waits };
+            room = left;
+            came.push(number(frame));
+            Handover::Taken
+        });
+    };
+    for step in 0..STEPS {
+        let now = S + step * 1000;
+        if step.is_multiple_of(every) {
+            world.send(at(now), A, &frame(mac(1), mac(0), step, 60));
+        }
+        // The last of these finds the place of the one that is taken.
+        (0..10).for_each(|_| world.send(at(now), InterfaceId(2), &frame(mac(1), mac(2), u64::MAX, 60)));
+        if step == STEPS / 2 {
+            world = World::from_bytes(&world.to_bytes()).unwrap();
+        }
+        take(&mut world, now, 1);
+    }
+    take(&mut world, 2 * S, u64::MAX);
+    came.retain(|number| *number != u64::MAX);
+    came
+}
+
+#[test]
+fn a_flood_leaves_others_their_share_of_a_guest_where_there_is_no_rate() {
+    // Who wants less than half of what the guest takes has all of that, in order; who wants all of it has half, once the flood that was first there is taken.
+    assert_eq!(beside_a_flood_without_a_rate(4), (0..STEPS).step_by(4).collect::<Vec<_>>());
+    let half = beside_a_flood_without_a_rate(1);
+    assert!(half.is_sorted() && half.len() as u64 >= STEPS * 2 / 5, "{} of {STEPS}", half.len());
+}
+
 /// A pair and a LAN of two, on whose cables everything stays for an hour.
 fn endless() -> World {
     let endless = || Shape { delay_ns: 3600 * S, ..Shape::default() };

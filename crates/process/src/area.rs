@@ -28,6 +28,7 @@ pub struct Options {
     only_stores: bool,
     anywhere: bool,
     copy_on_write: bool,
+    keep_last: Option<u32>,
 }
 
 impl Options {
@@ -57,6 +58,16 @@ impl Options {
 
     pub(crate) fn copies_on_write(&self) -> bool {
         self.copy_on_write
+    }
+
+    /// A [`CriticalArea`](crate::CriticalArea) keeps its last so many commits, one at least, and what is tagged: see [`CriticalArea::keep_last`](crate::CriticalArea::keep_last). If this is not called it keeps all of them.
+    pub fn keep_last(mut self, commits: u32) -> Self {
+        self.keep_last = Some(commits);
+        self
+    }
+
+    pub(crate) fn keeps_last(&self) -> Option<u32> {
+        self.keep_last
     }
 
     /// The area has no pointers into itself: it may come back at another address, where its own is taken.

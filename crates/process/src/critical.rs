@@ -50,6 +50,7 @@ impl CriticalArea {
         let (lock, options) = (Self::lock(store, name)?, options.into());
         let copier = options.copies_on_write().then(|| Copier::start(name)).transpose()?;
         let (line, state) = Line::open(store, name)?;
+        let keeps = options.keeps_last();
         let area = match state {
             None => Area::new(name, bytes, options)?,
             Some(state) => {
@@ -62,7 +63,9 @@ impl CriticalArea {
                 Area::restore(store, &state, options)?
             }
         };
-        Ok(Self { area, line, backups: Vec::new(), copier, _lock: lock })
+        let area = Self { area, line, backups: Vec::new(), copier, _lock: lock };
+        keeps.map_or(Ok(()), |commits| area.keep_last(commits))?;
+        Ok(area)
     }
 
     pub(crate) fn lock(store: &Store, name: &str) -> Result<FileLock> {
@@ -108,6 +111,12 @@ impl CriticalArea {
     /// The checkpoint that was made durable last.
     pub fn head(&self) -> Option<CheckpointId> {
         self.line.head()
+    }
+
+    /// From now on older checkpoints than those of the last so many commits are removed, those of earlier programs, too, but for the tagged ones; one stays at least. A thread does so every ten seconds, and
+    /// frees their space when it is worth it, as `fermata gc` does. So for a while there are more, and some may be left when the program ends: whoever opens the area to keep as few begins with them.
+    pub fn keep_last(&self, commits: u32) -> Result<()> {
+        self.line.keep_last(commits)
     }
 
     /// Begins what shall become a checkpoint together. Costs nothing.

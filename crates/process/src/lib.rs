@@ -21,6 +21,7 @@
 //! - `fuzzing`: what fuzzers call, only with that feature
 //! - [`heap`]: [`Heap`]: an allocator that places structures inside an area
 //! - `line`: who writes captures to the store, one after the other, behind the program; [`Pending`]: a commit that is being written
+//! - `pruner`: who removes what is older than the last so many commits of an area, behind the program
 //! - [`ranks`]: programs of several ranks that send each other messages, and consistent checkpoints of them
 //! - `record`: records of what is no machine
 //! - [`mod@receive`]: a backup that puts what it receives into a store, from which the area opens on another host
@@ -43,6 +44,7 @@ mod follower;
 pub mod fuzzing;
 pub mod heap;
 mod line;
+mod pruner;
 pub mod ranks;
 pub mod receive;
 mod record;

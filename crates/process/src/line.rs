@@ -8,7 +8,7 @@
 //!
 //! A capture that was queued behind one that failed must not be written: its checkpoint would lack the other's pages. It fails, too.
 
-use crate::{Area, Capture, Error, Result, capture::read_page, record::record};
+use crate::{Area, Capture, Error, Result, capture::read_page, pruner::Pruner, record::record};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::{Cost, Hold, Record, Store};
 use fermata_types::{CheckpointId, PAGE_SIZE, PageNumber, PageSet, PartKind, PartState};
@@ -160,6 +160,8 @@ struct State {
     failure: Option<Error>,
     failures: u64,
     queued: usize,
+    /// Removes what is not to be kept, if that was said.
+    pruner: Option<Pruner>,
 }
 
 #[derive(Clone)]
@@ -211,6 +213,15 @@ impl Line {
     /// The checkpoint that was made durable last.
     pub fn head(&self) -> Option<CheckpointId> {
         lock(&self.shared.0).head.as_ref().map(|head| head.hold.id())
+    }
+
+    /// Removes what is older than the last so many from now on, behind all others.
+    pub fn keep_last(&self, commits: u32) -> Result<()> {
+        // Under the lock: each checkpoint is the head here, or told of later.
+        let mut state = lock(&self.shared.0);
+        let head = state.head.as_ref().map(|head| head.hold.id());
+        state.pruner = Some(Pruner::start(&self.store, &self.name, head, commits)?);
+        Ok(())
     }
 
     /// Hands what failed back to the area; the failure itself, once.
@@ -300,6 +311,7 @@ fn write_all(store: &Store, name: &str, shared: &(Mutex<State>, Condvar), jobs: 
                 let mut state = lock(&shared.0);
                 state.head = Some(head);
                 state.queued -= 1;
+                state.pruner.iter().for_each(|pruner| pruner.committed(id));
                 drop(state);
                 shared.1.notify_all();
                 job.answer.give(Ok(id));

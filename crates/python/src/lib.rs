@@ -268,6 +268,11 @@ impl Area {
         self.with(py, |area| py.detach(|| area.drain()).map_err(told))
     }
 
+    /// Removes what is older than the last so many commits from now on, behind the program; what is tagged stays.
+    fn keep_last(&self, py: Python<'_>, commits: u32) -> PyResult<()> {
+        self.with(py, |area| area.keep_last(commits).map_err(told))
+    }
+
     /// Leaves a part out of checkpoints from the next one on: the pages that lie in it wholly.
     ///
     /// `part` is a slice of the area in bytes, or an array in it. After a restart these pages are zero.

@@ -231,6 +231,19 @@ class Arrays(Case):
 
 
 class Commits(Case):
+    def test_how_many_are_kept_is_said_when_it_is_opened_or_later(self):
+        with self.area(keep_last=100) as area:
+            area.array(8, "i8")[:] = 1
+            area.commit()
+            area.keep_last(50)
+            last = area.commit()
+            with self.assertRaises(OverflowError):
+                area.keep_last(-1)
+        with self.assertRaisesRegex(ValueError, "is closed"):
+            area.keep_last(1)
+        with self.area() as area:
+            self.assertEqual((area.head, area.array(8, "i8").sum()), (last, 8))
+
     def test_roll_back(self):
         area = self.area()
         array = area.array(PAGE, "u4")
@@ -293,6 +306,8 @@ class Commits(Case):
         finally:
             over.set()
             thread.join()
+        # The last ones may not be written yet, and the store goes with the test.
+        area.drain()
         self.assertTrue(all("in a transaction" in str(error) for error in refused))
 
     def test_commits_behind_the_program(self):

@@ -28,9 +28,26 @@ class Heat(Case):
             child.kill()
             child.communicate()
         child, step = self.heat(self.store)
-        self.assertEqual(child.communicate(timeout=300)[0], undisturbed)
+        said, complained = child.communicate(timeout=300)
+        self.assertEqual((said, complained, child.returncode), (undisturbed, "", 0))
         self.assertEqual(starts, sorted(starts))
         self.assertTrue(any(0 < start < 3000 for start in starts), starts)
+
+
+class Pages(Case):
+    def test_the_arrays_of_the_page_for_newcomers_come_back(self):
+        page = (EXAMPLES.parent.parent.parent / "docs" / "python.md").read_text()
+        text = page.split("\n```python\n")[1].split("\n```")[0]
+        program = "\n".join(
+            [
+                "import os, sys",
+                "os.environ['FERMATA_STORE'] = sys.argv[1]",
+                text,
+                "print(int(arrays['step']), float(arrays['x'][0].sum()))",
+            ]
+        )
+        for run in 1, 2:
+            self.assertEqual(self.run_program(program), (0, f"{run} {1000.0 * run}\n", ""))
 
 
 if __name__ == "__main__":

@@ -126,6 +126,11 @@ impl Store {
         self.0.forget();
         Collection::begin(self, options, progress)?.run()
     }
+
+    /// Which checkpoints live processes hold ([`Store::hold`]). Fails when that cannot be seen of one.
+    pub fn held(&self) -> Result<HashSet<CheckpointId>> {
+        Ok(Present::look(self)?.held.into_iter().collect())
+    }
 }
 
 /// A file that those who collect and those who verify lock in turn.

@@ -60,7 +60,7 @@ fn finding(bench: &Bench, report: &mut Report) {
     figure_6(report, &grid);
     figure_7(report, &grid, bench);
     figure_8(report, &grid);
-    automatic(report, &grid);
+    automatic(report, &grid, bench);
     bench.scans(report);
     if !matches!(probe::virtualization(), Virtualization::Usable) {
         report.note(
@@ -403,18 +403,31 @@ fn figure_8(report: &mut Report, grid: &Grid) {
     picture(report, "figure-8", "Emulation against page tracking, 16 pages a transaction", "writes per page (WPP)", series);
 }
 
-/// What `Auto` makes of it, against the best that it could have taken.
-fn automatic(report: &mut Report, grid: &Grid) {
+impl Bench {
+    /// `Auto` and another by turns: the median of each, and of how many times as long `Auto` took as its neighbour.
+    fn by_turns(&self, rival: Tracking, ppt: u64, wpp: u64) -> Option<[f64; 3]> {
+        const PAIRS: usize = 3;
+        let measured = |tracking| Some(self.measure(&mut Native::new(Some(tracking), AREA_MIB)?, ppt, wpp, AREA_MIB));
+        let pairs = (0..PAIRS).map(|_| Some((measured(Tracking::Auto)?, measured(rival)?))).collect::<Option<Vec<_>>>()?;
+        let median = |of: fn(&(f64, f64)) -> f64| quantile(&pairs.iter().map(of).collect::<Vec<_>>(), 0.5);
+        Some([median(|pair| pair.0), median(|pair| pair.1), median(|pair| pair.0 / pair.1)])
+    }
+}
+
+/// What `Auto` makes of it, against the best that it could have taken. Both are measured once more: the best of so many in the grid is also the one that was lucky, and some time lies between it and `Auto` there.
+fn automatic(report: &mut Report, grid: &Grid, bench: &Bench) {
     let mut rows = vec![["PPT", "WPP", "auto", "best", "which", "ratio"].map(str::to_owned).to_vec()];
-    let mut worst: f64 = 0.0;
+    let (mut worst, mut within): (f64, usize) = (0.0, 0);
     for (ppt, wpp) in points() {
         let best = NATIVE.iter().filter_map(|tracking| Some((of(grid, &tracking.to_string(), ppt, wpp)?, tracking)));
-        let Some((seconds, which)) = best.min_by(|a, b| a.0.total_cmp(&b.0)) else { continue };
-        let Some(auto) = of(grid, "auto", ppt, wpp) else { continue };
-        worst = worst.max(auto / seconds);
-        let ratio = format!("{:.2}", auto / seconds);
-        rows.push(vec![ppt.to_string(), wpp.to_string(), cell(Some(auto)), cell(Some(seconds)), which.to_string(), ratio]);
+        let Some((_, which)) = best.min_by(|a, b| a.0.total_cmp(&b.0)) else { continue };
+        let Some([auto, seconds, ratio]) = bench.by_turns(*which, ppt, wpp) else { continue };
+        worst = worst.max(ratio);
+        within += usize::from(ratio <= 1.15);
+        let [auto, seconds] = [auto, seconds].map(|seconds| cell(Some(seconds)));
+        rows.push(vec![ppt.to_string(), wpp.to_string(), auto, seconds, which.to_string(), format!("{ratio:.2}")]);
     }
+    report.tell("auto within 15 % of the best", within as f64, "points of 20", None);
     let holds = worst <= 1.15;
     report.mark("auto against the best, at worst", worst, "times", None, ("at most 1.15", holds));
     report.tables.push(Table { title: "Auto".into(), rows });

@@ -1,6 +1,8 @@
 //! What every tracker must do, whatever it is made of: with pages copied only when it names them, the copy is the memory.
 //!
 //! The writers are hostile: threads, the kernel, a device backend, and memory that goes away under them.
+//!
+//! Trackers of a program's own memory, signals, differences and `auto` among them, are held to the same in `crates/process/tests/trackers.rs`.
 
 #[path = "conformance/rig.rs"]
 mod rig;

@@ -395,8 +395,16 @@ impl Machine {
     }
 
     fn asleep(&self) -> Error {
-        let message = "it has suspended itself to RAM, and can be neither paused nor checkpointed: wake it first".to_owned();
+        let message = "it has suspended itself to RAM, and can be neither paused nor checkpointed: `fermata resume` wakes it".to_owned();
         Error::Unsupported { machine: self.config.name.clone(), message }
+    }
+
+    /// Wakes the guest if it has suspended itself to RAM. One that does not tell in time is left alone.
+    pub fn wake(&self) -> Result<()> {
+        match self.monitor.glance(&qmp::query_status {}, GLANCE) {
+            Ok(Some(info)) if info.status == qmp::RunState::suspended => self.monitor.run(&qmp::system_wakeup {}).map(drop),
+            _ => Ok(()),
+        }
     }
 
     /// When the guest last stopped and last went on: wall clock of the host. None if it never did both.

@@ -1,6 +1,6 @@
 //! What `fermata backup` tells.
 
-use crate::remotes::Copied;
+use crate::{remotes::Copied, spec::Keep};
 use fermata_types::CheckpointId;
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +15,9 @@ pub struct BackupEntry {
     /// How fast keepers send, in bytes a second; none: as the remote's entry says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
+    /// Which checkpoints of an experiment stay there; none: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<Keep>,
 }
 
 /// What `fermata backup REMOTE` did.

@@ -105,6 +105,9 @@ pub struct Loading {
     /// Why machines stand still: the remote cannot be read, and a page is needed that is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<String>,
+    /// They stand so for good: what they were given of the remote was found to be wrong.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub for_good: bool,
     /// Why the rest does not come at present.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,

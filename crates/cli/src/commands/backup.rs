@@ -14,6 +14,7 @@ use clap::Args;
 use fermata_api::{
     backups, local,
     remotes::{Copied, CopyRequest},
+    spec::Keep,
     values::{BackedUp, BackupEntry, BackupStanding, Problem},
 };
 
@@ -23,6 +24,9 @@ use fermata_api::{
 /// running experiments go on with it by themselves, behind everybody else, in the time between checkpoints, and with --limit at most so fast; it stays so when an experiment is
 /// brought back. An experiment that cannot be copied keeps nothing from the others, and the exit status is 1. Without a remote it says how far behind the copies are.
 ///
+/// With --keep those keepers also remove from the remote what these rules do not keep, once a day and when they begin, as `fermata remote prune` does of their experiment. What is said
+/// last with --keep-up counts: without --keep all stays there.
+///
 /// `fermata clone ADDRESS` brings everything back after a loss. A keeper takes a remote's passphrase from FERMATA_PASSPHRASE as it was when the experiment was started; a key file
 /// needs no such thing.
 #[derive(Debug, Args)]
@@ -31,6 +35,7 @@ Examples:
   fermata backup nas
   fermata backup nas --keep-up
   fermata backup nas --keep-up -e replicas
+  fermata backup nas --keep-up --keep 'last 20, every 1h for 7d, every 1d'
   fermata backup
   fermata backup nas --leave-off")]
 pub struct Backup {
@@ -39,6 +44,9 @@ pub struct Backup {
     /// From now on keepers copy what they take by themselves
     #[arg(long, requires = "remote")]
     keep_up: bool,
+    /// What keepers keep there: 'last 20, every 1h for 7d, every 1d' [default: all]
+    #[arg(long, value_name = "POLICY", requires = "keep_up")]
+    keep: Option<Keep>,
     /// No longer; what is there stays
     #[arg(long, requires = "remote", conflicts_with = "keep_up")]
     leave_off: bool,
@@ -64,7 +72,7 @@ impl Backup {
             })?;
             return Ok(u8::from(standings.iter().any(|standing| standing.trouble.is_some())));
         };
-        let entry = BackupEntry { remote, experiment, limit_bytes: request.limit_bytes };
+        let entry = BackupEntry { remote, experiment, limit_bytes: request.limit_bytes, keep: self.keep };
         if self.leave_off {
             let kept = backups::leave(&store, &entry)?;
             let told = BackedUp { copied: Vec::new(), kept };
@@ -92,7 +100,8 @@ impl Backup {
             false => {
                 let mut lines: String = told.copied.iter().map(|copied| copied_text(copied, "sent", style)).collect();
                 if self.keep_up {
-                    lines += &format!("keepers copy to {} by themselves from now on\n", text::harmless(&entry.remote));
+                    let keep = entry.keep.as_ref().map_or_else(String::new, |keep| format!(", and keep there: {keep}"));
+                    lines += &format!("keepers copy to {} by themselves from now on{keep}\n", text::harmless(&entry.remote));
                 }
                 lines
             }

@@ -154,8 +154,9 @@ fn about_swapping(experiment: &Experiment) -> Option<String> {
         return Some(format!("{name}: swapped out since {}, {place}. `fermata swapin {name}` brings it back", swapped.swapped));
     }
     let loading = experiment.loading.as_ref()?;
-    let Loading { remote, total_bytes, away_bytes, waiting, trouble, .. } = loading;
+    let Loading { remote, total_bytes, away_bytes, waiting, for_good, trouble, .. } = loading;
     Some(match (waiting, trouble) {
+        (Some(why), _) if *for_good => format!("{name}: {why}"),
         (Some(why), _) => format!("{name}: waiting for remote {remote}, and goes on by itself when that can be read again: {why}"),
         (None, Some(why)) => format!("{name}: the rest of it does not come from {remote} at present, which is tried again: {why}"),
         (None, None) if *total_bytes == 0 => format!("{name}: being brought in from {remote}"),
@@ -250,20 +251,25 @@ other: its keeper is gone. `fermata goto ID -e other` brings it back (`fermata l
             away_bytes: 5 << 20,
             asked: 3,
             waiting: Some("it is gone".into()),
+            for_good: false,
             trouble: None,
         };
         waits.loading = Some(loading.clone());
+        let mut betrayed = experiment("betrayed");
+        betrayed.loading = Some(Loading { waiting: Some("it was another image".into()), for_good: true, ..loading.clone() });
         let mut comes = experiment("comes");
         comes.loading = Some(Loading { waiting: None, ..loading });
         let expected = "\
 EXPERIMENT  RUN   MACHINE  STATE         MEMORY  CPUS  BY   AT            PAUSE  BRANCH
 away        -     m1       swapped out  1.0 GiB     2  tcg  050505050505      -  main
 waits       main  m1       waiting      1.0 GiB     2  tcg  050505050505      -  main
+betrayed    main  m1       waiting      1.0 GiB     2  tcg  050505050505      -  main
 comes       main  m1       running      1.0 GiB     2  tcg  050505050505      -  main
 away: swapped out since 2026-11-23T08:00:00Z, in the store. `fermata swapin away` brings it back
 waits: waiting for remote /nas, and goes on by itself when that can be read again: it is gone
+betrayed: it was another image
 comes: 5.0 MiB of 10.0 MiB still to come from /nas
 ";
-        assert_eq!(text(&[away, waits, comes], &HashMap::new(), &Style::default()), expected);
+        assert_eq!(text(&[away, waits, betrayed, comes], &HashMap::new(), &Style::default()), expected);
     }
 }

@@ -7,7 +7,8 @@ use fermata_api::{Service, values::RunRequest};
 
 /// Let the machines of a paused run go on
 ///
-/// They go on as if no time had passed since `fermata pause`, or since the checkpoint that `fermata goto --paused` took them to.
+/// They go on as if no time had passed since `fermata pause`, or since the checkpoint that `fermata goto --paused` took them to. A guest that has suspended itself to RAM is
+/// woken.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

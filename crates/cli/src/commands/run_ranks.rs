@@ -19,7 +19,7 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 ///
 /// Starts the program as often as it has ranks. They send each other messages, and every so often a consistent checkpoint of all of them goes to the store while they run on. When a rank dies,
 /// all go back to the last checkpoint that is permanent, and go on from there. If this command itself is killed, --resume goes on from there. A checkpoint that cannot be kept, as on a full disk, is given up: it is told why, the one
-/// before stays, and the run goes on. With --json, `aborted` says how often, and `aborted_reasons` why.
+/// before stays, and the run goes on. With --json, `aborted` says how often, and `aborted_reasons` why. With --backup the status is 1 when the run came to its end and its last checkpoint is not on the remote; it is told why.
 ///
 /// With --mode optimistic each rank takes checkpoints by itself, every so often, and several are kept. When a rank dies all go back to the recovery line: the latest checkpoint of each such that none has received a message
 /// that was not sent. One that goes back may pull others back with it, up to the beginning: it is told how far. What lies before the line is removed, unless --keep.
@@ -157,11 +157,12 @@ impl RunRanks {
             meter.show(&Activity { what, ..Activity::default() });
         })?;
         drop(meter);
-        if let Some(problem) = ran.backup.as_ref().and_then(|backup| backup.problem.as_ref()) {
-            context.out.note(&format!("the last checkpoint is not on the backup: {problem}"));
+        let problem = ran.backup.as_ref().and_then(|backup| backup.problem.as_ref());
+        if let Some(problem) = problem {
+            context.out.complain(&format!("the last checkpoint is not on the backup: {problem}"));
         }
         context.out.answer(&ran, |style| said(&ran, context.out.quiet, style))?;
-        Ok(0)
+        Ok(u8::from(problem.is_some()))
     }
 }
 
@@ -222,7 +223,42 @@ fn said(ran: &Ran, quiet: bool, style: &Style) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::Cli;
+    use clap::Parser;
     use fermata_api::ranks::{Garbage, Outcome};
+    use std::mem;
+
+    /// The words of a line for the shell, as far as the pages need it: some are quoted, and a comment ends it.
+    fn words(line: &str) -> Vec<String> {
+        let (mut words, mut word, mut quoted) = (Vec::new(), String::new(), false);
+        for letter in line.chars() {
+            match letter {
+                '\'' => quoted = !quoted,
+                '#' if !quoted && word.is_empty() => break,
+                ' ' if !quoted => words.push(mem::take(&mut word)),
+                letter => word.push(letter),
+            }
+        }
+        words.push(word);
+        words.retain(|word| !word.is_empty());
+        words
+    }
+
+    #[test]
+    fn commands_of_the_pages_about_programs_are_understood() {
+        let pages = [
+            include_str!("../../../../docs/areas.md"),
+            include_str!("../../../../docs/ranks.md"),
+            include_str!("../../../../docs/mpi.md"),
+            include_str!("../../../../docs/python.md"),
+        ];
+        let blocks = pages.iter().flat_map(|page| page.split("\n```sh\n").skip(1)).filter_map(|block| block.split("\n```").next());
+        let commands: Vec<_> = blocks.flat_map(str::lines).filter(|line| line.starts_with("fermata ")).collect();
+        assert!(commands.len() > 5, "{commands:?}");
+        for command in commands {
+            assert!(Cli::try_parse_from(words(command)).is_ok(), "{command}: {:?}", words(command));
+        }
+    }
 
     #[test]
     fn what_a_run_says() {

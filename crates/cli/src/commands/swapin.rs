@@ -20,8 +20,8 @@ use fermata_api::{
 
 /// Bring back an experiment that was swapped out
 ///
-/// The record that `fermata swapout` left says where it is; --from finds it on a remote, on any host. Golden images that are not on this host come first. Then the guests run as
-/// soon as what they need first is here: what they ask for next comes at once, and the rest behind it, as fast as --limit lets it. Until all of it is here there are no new
+/// The record that `fermata swapout` left says where it is; --from finds it on a remote, on any host. The guests run as soon as what they need first is here: what they ask for
+/// next comes at once, and the rest behind it, as fast as --limit lets it. So do golden images that are not on this host. Until all of it is here there are no new
 /// checkpoints, and whoever asks for one waits. If the remote cannot be read and a guest needs something of it, its machine stands still, and goes on by itself. Everything is
 /// checked before a guest sees it. If the keeper dies meanwhile, the same command takes up what has come.
 #[derive(Debug, Args)]

@@ -64,6 +64,8 @@ pub fn try_run<P: Program>(make: impl FnOnce(&mut Layout, Here) -> io::Result<P>
         Err(error) => {
             // No other process would fare better.
             Frame::Failed(error.to_string()).write(&mut control)?;
+            // Who hears it ends all ranks, or hangs up. One that were gone before would be taken for dead, and all would go back.
+            while let Ok(Some(_)) = Frame::read(&mut control) {}
             return Err(error);
         }
     };

@@ -86,6 +86,9 @@ class Area(_native.Area):
     copied first. Where writes are found by signals that makes the pause of large commits shorter; else nothing changes. What is no store of the
     program's own is then to be expected before it is written, pinned memory, too.
 
+    With `keep_last=N`, or from `area.keep_last(N)` on, the area keeps its last N commits, one at least, and what is tagged: a thread removes older
+    ones every ten seconds, and frees their space when that is worth it. Without, it keeps all of them.
+
     One process at a time has an area open. Its threads may use it; calls wait for each other. Writes by a thread that is in the midst of one when
     another commits (NumPy computes without the interpreter's lock) may be in the commit by half: join such threads first, or hold a lock around both.
     A child of fork has no area and can open none: calls raise Error there, and touching an array ends the child.
@@ -119,8 +122,11 @@ class Area(_native.Area):
         tracking: str = "auto",
         only_stores: bool = False,
         copy_on_write: bool = False,
+        keep_last: int | None = None,
     ) -> Self:
         area = super().__new__(cls, name, nbytes, store, tracking, only_stores, copy_on_write)
+        if keep_last is not None:
+            area.keep_last(keep_last)
         area._changing, area._pid = threading.RLock(), os.getpid()
         _open.add(area)
         return area

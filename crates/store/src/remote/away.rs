@@ -11,6 +11,7 @@
 
 use super::{
     CopyStage, Name, PullOptions, Pulled, Remote,
+    arriving::{Arriving, Came},
     catalog::{Catalog, RemotePack, pack_name},
     check_format,
     lease::Going,
@@ -30,10 +31,11 @@ use crate::{
     store::Inner,
     table::Nodes as _,
 };
-use fermata_types::{BlobName, CheckpointId, NodeName, PAGE_SIZE, PackId, PageBuf, PageName, PageNumber};
+use fermata_types::{BlobName, CheckpointId, ImageId, NodeName, PAGE_SIZE, PackId, PageBuf, PageName, PageNumber};
 use std::{
     collections::BTreeMap,
     fmt, io,
+    path::Path,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -67,16 +69,20 @@ pub struct AwayState {
     pub trouble: Option<String>,
     /// Somebody waits for something that the remote does not give.
     pub waited_for: bool,
+    /// What the remote said that was found to be wrong when it was believed already: why none of it can be used. That is told as trouble, and counts as waited for, too.
+    pub lie: Option<String>,
 }
 
 /// A checkpoint that is read from a remote until it is here.
 pub struct Away {
-    store: Store,
+    pub(super) store: Store,
     /// For those who wait. Whoever fetches behind them has a line of their own.
-    remote: Box<dyn Remote>,
+    pub(super) remote: Box<dyn Remote>,
     catalog: Mutex<Arc<Catalog>>,
     id: CheckpointId,
-    record: Record,
+    pub(super) record: Record,
+    /// Golden images that are read from there.
+    pub(super) images: Mutex<Vec<Arc<Arriving>>>,
     /// Where packs are fetched to.
     incoming: pack::Shelf,
     frames: Cache<(PackId, u32), Arc<Frame>>,
@@ -116,6 +122,11 @@ impl Waiting {
 impl State {
     fn fails(&self, now: Duration) -> bool {
         self.demands.values().any(|waiting| waiting.failed || waiting.silence(now).is_some())
+    }
+
+    /// It will never be here.
+    fn is_over(&self) -> bool {
+        self.ended || self.told.lie.is_some()
     }
 
     /// Somebody waits whom nothing keeps from having it soon.
@@ -179,6 +190,7 @@ impl Store {
             catalog: Mutex::new(Arc::new(catalog)),
             id: *id,
             record,
+            images: Mutex::default(),
             incoming: self.0.incoming(),
             frames: Cache::new(FRAMES_CACHED),
             clock,
@@ -199,11 +211,11 @@ impl Store {
         self.0.away()
     }
 
-    /// Waits until the checkpoint that is away, if there is one, is here. False: nobody wanted that any more, who is asked now and then.
+    /// Waits until the checkpoint that is away, if there is one, is here. False: nobody wanted that any more, who is asked now and then; or it never will be.
     pub fn await_away(&self, wanted: &dyn Fn() -> bool) -> bool {
         let Some(away) = self.away() else { return true };
         let mut state = away.lock();
-        while !state.here && !state.ended {
+        while !state.here && !state.is_over() {
             if !wanted() {
                 return false;
             }
@@ -248,8 +260,9 @@ impl Away {
         let (state, now) = (self.lock(), (self.clock)());
         let silence = state.demands.values().filter_map(|waiting| waiting.silence(now)).max();
         let silent = || silence.map(|silence| format!("it has not answered for {} s", silence.as_secs()));
-        let trouble = state.told.trouble.clone().or_else(silent);
-        AwayState { waited_for: state.fails(now), trouble, ..state.told.clone() }
+        let told = &state.told;
+        let trouble = told.lie.clone().or_else(|| told.trouble.clone()).or_else(silent);
+        AwayState { waited_for: told.lie.is_some() || state.fails(now), trouble, ..told.clone() }
     }
 
     /// Its record. A parent that is not here counts as removed.
@@ -264,15 +277,27 @@ impl Away {
         *self.store.0.away.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
+    /// The remote was believed what is not so: it never comes.
+    pub(super) fn give_up(&self, lie: String) {
+        self.lock().told.lie = Some(lie);
+        self.changed.notify_all();
+    }
+
     /// Fetches all of it over a line of its own, behind those who wait for something, and again when that fails; until it is here, when `entered` is told, before
-    /// anybody who waits for it to be here. Then it is read like any other. None: it ended before.
-    pub fn fetch(&self, remote: &dyn Remote, entered: &mut dyn FnMut() -> Result<()>) -> Option<Pulled> {
+    /// anybody who waits for it to be here. Then it is read like any other. Before that `came` is told of each golden image that was read from the remote, and has it read
+    /// where it lies now. None: it ended before, or there was a lie.
+    pub fn fetch(
+        &self,
+        remote: &dyn Remote,
+        came: &mut dyn FnMut(&ImageId, &Path) -> Result<()>,
+        entered: &mut dyn FnMut() -> Result<()>,
+    ) -> Option<Pulled> {
         let polite = Polite { remote, away: self };
         let mut interval = RETRY_FIRST;
         loop {
-            let fetched = self.pull(&polite).and_then(|pulled| entered().map(|()| pulled));
+            let fetched = self.pull(&polite, came).and_then(|pulled| entered().map(|()| pulled));
             match fetched {
-                _ if self.lock().ended => return None,
+                _ if self.lock().is_over() => return None,
                 Ok(pulled) => {
                     self.arrived();
                     // Nobody waits for that: it waits for whoever collects or verifies.
@@ -293,19 +318,21 @@ impl Away {
         }
     }
 
-    fn pull(&self, remote: &dyn Remote) -> Result<Pulled> {
+    fn pull(&self, remote: &dyn Remote, came: Came<'_>) -> Result<Pulled> {
         let mut presence = self.presence.lock().unwrap_or_else(PoisonError::into_inner);
         if presence.is_none() {
             *presence = Some(Presence::writer(&self.store)?);
         }
-        let options = PullOptions { jobs: 1 };
-        self.store.pull_present(remote, &self.record.experiment, &[self.id], &options, &mut presence, &mut |stage, at| {
+        let mut report = |stage: CopyStage, at: Progress| {
             if stage == CopyStage::Transfer {
                 let mut state = self.lock();
-                // It is told once for nodes and once for the rest; what is left is what counts.
+                // It is told once for nodes and once for the rest, of the images and then of the checkpoint; what is left is what counts.
                 (state.told.fetched, state.told.total) = (at.done, at.total);
             }
-        })
+        };
+        let mut pull = self.store.begin(remote, &self.record.experiment, &[self.id], &PullOptions { jobs: 1 }, None)?;
+        self.bring_images(&mut pull, came, &mut report)?;
+        pull.finish_present(&mut presence, &mut report)
     }
 
     fn arrived(&self) {

@@ -14,7 +14,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     fs::File,
     os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 const IMAGES: &str = "images/";
@@ -56,7 +56,7 @@ pub(super) fn record(remote: &dyn Remote, object: &str) -> Result<ImageRecord> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ImageRecord {
     /// Bytes that the guest sees.
-    bytes: u64,
+    pub bytes: u64,
     /// Of its blocks: those of zeros are not named.
     node: Option<NodeName>,
 }
@@ -79,47 +79,68 @@ impl ImageRecord {
     }
 }
 
-/// Writes an image whose table and blocks are here, among the images of the store. Also, what keeps it there while no checkpoint stands on it yet.
-pub(super) fn write(
+/// The record of a golden image on a remote. None: it does not have it.
+pub(super) fn find(remote: &dyn Remote, id: &ImageId) -> Result<Option<ImageRecord>> {
+    let object = all(remote)?.remove(id).and_then(|objects| objects.into_iter().next());
+    object.map(|object| record(remote, &object)).transpose()
+}
+
+/// Makes an image whose table and blocks are here. None: what the remote describes is not the image of this id.
+pub(super) fn make(
     shelf: &mut Shelf<'_>,
     id: &ImageId,
     record: &ImageRecord,
     progress: &mut dyn FnMut(CopyStage, Progress),
-) -> Result<(PathBuf, File)> {
-    let (store, remote) = (shelf.store, shelf.remote);
-    let wrong = |detail: &str| damaged(remote, &format!("{IMAGES}{id}"), detail);
-    let mut blocks = Vec::new();
-    table::for_each(shelf, &record.root(), &mut |block, page| {
-        blocks.push((block, page));
-        Ok(())
-    })?;
-    let directory = store.images_dir();
-    make_directory(&*store.0.medium, &directory)?;
-    let mut file = Sparse::create(store, record.bytes)?;
-    let mut hasher = ImageHasher::new(record.bytes);
-    let (mut content, total) = ([0; PAGE_SIZE], blocks.len() as u64);
-    for (done, (block, page)) in (0..).zip(blocks) {
-        if page == ZERO_PAGE {
-            return Err(wrong("its table names a block of zeros"));
-        }
-        shelf.page(&page, &mut content)?;
-        hasher.block(block.into(), &content);
-        file.put(block, &content)?;
-        if done % TOLD_EVERY == 0 {
-            progress(CopyStage::Images, Progress { done, total });
-        }
+) -> Result<Option<Made>> {
+    make_directory(&*shelf.store.0.medium, &shelf.store.images_dir())?;
+    let (root, mut made, mut hasher) = (record.root(), Made::create(shelf.store, record.bytes)?, ImageHasher::new(record.bytes));
+    let (mut content, mut done, total) = ([0; PAGE_SIZE], 0, root.pages);
+    let mut is_one = true;
+    if let Some(node) = root.node {
+        is_one = for_each(shelf, &node, table::top_level(&root)?, 0, &mut |shelf, block, page| {
+            if block >= root.pages || page == ZERO_PAGE {
+                return Ok(false);
+            }
+            shelf.page(&page, &mut content)?;
+            hasher.block(block, &content);
+            made.put(block, &content)?;
+            if done % TOLD_EVERY == 0 {
+                progress(CopyStage::Images, Progress { done: block, total });
+                (shelf.store.0.rest())();
+            }
+            done += 1;
+            Ok(true)
+        })?;
     }
-    if hasher.finish() != *id {
-        return Err(wrong("what it describes is another image"));
-    }
-    let path = store.own_image(id);
-    let held = file.place(&path)?;
     progress(CopyStage::Images, Progress { done: total, total });
-    Ok((path, held))
+    Ok((is_one && hasher.finish() == *id).then_some(made))
 }
 
-/// A file of a known length whose blocks come in order, and that is a hole where none came.
-struct Sparse {
+/// Hands over the blocks that a table names, in order, with only a node of each level at hand: it may name the same node again and again. Ends where `each` wants that,
+/// and says whether it did not.
+fn for_each(
+    shelf: &mut Shelf<'_>,
+    name: &NodeName,
+    level: u8,
+    first: u64,
+    each: &mut dyn FnMut(&mut Shelf<'_>, u64, PageName) -> Result<bool>,
+) -> Result<bool> {
+    let node = shelf.fetched_level(name, level)?;
+    for (index, entry) in node.iter() {
+        let block = first + index as u64 * table::span(level);
+        let goes_on = match level {
+            0 => each(shelf, block, PageName(entry))?,
+            _ => for_each(shelf, &NodeName(entry), level - 1, block, each)?,
+        };
+        if !goes_on {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// An image that is made, before it has its place: a file of a known length whose blocks come in order, and that is a hole where none came.
+pub(super) struct Made {
     file: TempFile,
     bytes: u64,
     /// What is to be written next, and where.
@@ -127,7 +148,7 @@ struct Sparse {
     at: u64,
 }
 
-impl Sparse {
+impl Made {
     fn create(store: &Store, bytes: u64) -> Result<Self> {
         // In the open like every golden image: whoever reads it knows nothing of the store.
         let mut file = TempFile::create(store.0.medium.clone(), &store.path().join("tmp"), &None)?;
@@ -136,8 +157,8 @@ impl Sparse {
         Ok(Self { file, bytes, run: Vec::with_capacity(RUN_BYTES), at: 0 })
     }
 
-    fn put(&mut self, block: PageNumber, content: &[u8; PAGE_SIZE]) -> Result<()> {
-        let at = u64::from(block) * PAGE_SIZE as u64;
+    fn put(&mut self, block: u64, content: &[u8; PAGE_SIZE]) -> Result<()> {
+        let at = block * PAGE_SIZE as u64;
         if self.run.len() == RUN_BYTES || self.at + self.run.len() as u64 != at {
             self.flush()?;
             self.at = at;
@@ -154,8 +175,8 @@ impl Sparse {
         Ok(())
     }
 
-    /// Others can open it afterwards.
-    fn place(mut self, to: &Path) -> Result<File> {
+    /// Gives it its place among the images of the store. Others can open it afterwards. Also returns what keeps it there while no checkpoint stands on it yet.
+    pub fn place(mut self, to: &Path) -> Result<File> {
         self.flush()?;
         let held = self.file.held()?;
         self.file.place(to)?;
@@ -166,6 +187,17 @@ impl Sparse {
             _ => Ok(held),
         }
     }
+}
+
+/// An image that somebody else has put into its place, and has open: he has found it to be what its name says. It is kept there as well.
+pub(super) fn in_use(path: &Path) -> Option<File> {
+    let file = File::open(path).ok()?;
+    if file.try_lock().is_ok() {
+        return None;
+    }
+    // Who collects is not waited for: he may wait for us.
+    file.try_lock_shared().ok()?;
+    file.metadata().is_ok_and(|found| found.nlink() > 0).then_some(file)
 }
 
 /// An image that is to be sent.

@@ -1,7 +1,9 @@
 //! Fetching checkpoints from a remote: what this store lacks of them is fetched, and goes through the writer like any checkpoint that is taken here.
 
 use super::{
-    CopyStage, Name, Remote, apart, check_format, image, in_parallel, lines,
+    CopyStage, Name, Remote, apart, check_format, damaged, image,
+    image::{ImageRecord, Made},
+    in_parallel, lines,
     lines::Link,
     record,
     shelf::{Fetched, Shelf, Spot},
@@ -71,19 +73,6 @@ impl Store {
         self.begin_pull(remote, experiment, ids, options)?.finish(progress)
     }
 
-    /// The same for somebody who is present already, and who no longer is when it has succeeded. It waits for no collection: [`removed::tell_of`] is to be called.
-    pub(super) fn pull_present(
-        &self,
-        remote: &dyn Remote,
-        experiment: &str,
-        ids: &[CheckpointId],
-        options: &PullOptions,
-        presence: &mut Option<Presence>,
-        progress: &mut dyn FnMut(CopyStage, Progress),
-    ) -> Result<Pulled> {
-        self.begin(remote, experiment, ids, options, None)?.finish_present(presence, progress)
-    }
-
     /// The same as [`pull`](Self::pull) in steps, so that golden images can be fetched before the checkpoints that stand on them.
     pub fn begin_pull<'a>(
         &'a self,
@@ -96,7 +85,8 @@ impl Store {
         self.begin(remote, experiment, ids, options, Some(Presence::writer(self)?))
     }
 
-    fn begin<'a>(
+    /// The same without `presence` for somebody who is present already, and ends it by [`Pull::finish_present`].
+    pub(super) fn begin<'a>(
         &'a self,
         remote: &'a dyn Remote,
         experiment: &str,
@@ -247,16 +237,27 @@ impl Pull<'_> {
     /// Makes a golden image again from what the remote has of it, among the images of the store, and says where it lies; none: the remote does not have it. It is there
     /// whole or not at all, and is what its id says.
     pub fn image(&mut self, id: &ImageId, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<Option<PathBuf>> {
-        let mut all = image::all(self.shelf.remote)?;
-        let Some(object) = all.remove(id).and_then(|objects| objects.into_iter().next()) else { return Ok(None) };
-        let record = image::record(self.shelf.remote, &object)?;
+        let Some(record) = image::find(self.shelf.remote, id)? else { return Ok(None) };
+        let made = self.make_image(id, &record, progress)?;
+        let made = made.ok_or_else(|| damaged(self.shelf.remote, &format!("images/{id}"), "what it describes is another image"))?;
+        let path = self.shelf.store.own_image(id);
+        self.images.push(made.place(&path)?);
+        Ok(Some(path))
+    }
+
+    /// Fetches and makes what the remote calls an image by this record. None: it is another one.
+    pub(super) fn make_image(
+        &mut self,
+        id: &ImageId,
+        record: &ImageRecord,
+        progress: &mut dyn FnMut(CopyStage, Progress),
+    ) -> Result<Option<Made>> {
         self.shelf.look(progress)?;
         let top = Spot::top(&record.root(), None)?;
         self.shelf.fetch_tables(top.into_iter().collect(), Vec::new(), progress)??;
-        let (path, held) = image::write(&mut self.shelf, id, &record, progress)?;
-        self.images.push(held);
+        let made = image::make(&mut self.shelf, id, record, progress)?;
         self.shelf.nodes.clear();
-        Ok(Some(path))
+        Ok(made)
     }
 
     /// Fetches all that is lacking, and puts the checkpoints into the store.
@@ -268,7 +269,12 @@ impl Pull<'_> {
         Ok(pulled)
     }
 
-    fn finish_present(mut self, presence: &mut Option<Presence>, progress: &mut dyn FnMut(CopyStage, Progress)) -> Result<Pulled> {
+    /// The same for somebody who is present already, and who no longer is when it has succeeded. It waits for no collection: [`removed::tell_of`] is to be called.
+    pub(super) fn finish_present(
+        mut self,
+        presence: &mut Option<Presence>,
+        progress: &mut dyn FnMut(CopyStage, Progress),
+    ) -> Result<Pulled> {
         let total = self.wanted.len() as u64;
         let wanted = std::mem::take(&mut self.wanted);
         if total > 0 {

@@ -13,6 +13,7 @@ use std::{
     sync::{Arc, Mutex, atomic::AtomicBool},
 };
 
+mod arriving;
 mod away;
 mod damage;
 mod images;

@@ -109,7 +109,7 @@ fn it_comes_back_on_another_host() {
     assert!(count(&out["freed_bytes"]) > 40 << 20, "{out}");
     assert_eq!(shown(&here)["swapped"]["remote"]["name"], "nas");
 
-    // There is nothing of the golden image there.
+    // There is nothing of the golden image there: it comes with the rest.
     let image = (here.path().join("disk.raw"), here.path().join("elsewhere.raw"));
     fs::rename(&image.0, &image.1).unwrap();
     let back = there.json(&["swapin", "--from", text(&place), "--limit", "8M"]);
@@ -136,6 +136,70 @@ fn it_comes_back_on_another_host() {
     assert!(!is_loading(&here));
     here.ok(&["down"]);
     assert_whole(&here);
+}
+
+/// A golden image that is nowhere on the other host comes behind the guest, which reads of it meanwhile; also if its keeper dies before it is here.
+#[test]
+fn a_golden_image_comes_behind_the_guest() {
+    const BYTES: usize = 32 << 20;
+    let (here, there) = (Cli::new(), Cli::new());
+    let place = place(&here);
+    // What does not compress.
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    let noise: Vec<u8> = (0..BYTES / 8).flat_map(|_| next()).collect();
+    let (disk, large) = (here.disk(), here.path().join("large.raw"));
+    fs::write(&large, &noise).expect("an image");
+    let more = format!("    image: {}\n    disks: [{{image: {}}}]\n", disk.display(), large.display());
+    here.write("machine.yaml", &guests::tiny(NAME, "fermata.run=tick fermata.disk=rw", &more));
+    here.ok(&["up", "machine.yaml"]);
+    here.shell("m1", "echo kept > /tmp/word; echo kept > /disk/word; sync");
+    here.ok(&["remote", "add", "nas", text(&place), "--plain"]);
+    let out = here.json(&["swapout", "--to", "nas"]);
+    for image in [&disk, &large] {
+        fs::rename(image, image.with_extension("elsewhere")).expect("it is there no more");
+    }
+
+    let assert_reads = |at: usize| {
+        let script = format!("dd if=/dev/vdb bs=32 skip={} count=1 2>/dev/null | od -An -v -tx1 | tr -d ' \\n'", at / 32);
+        let expected: String = noise[at..at + 32].iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(there.shell("m1", &script), expected, "at {at}");
+    };
+    let is_here = || {
+        let images = there.store().join("images").read_dir().into_iter().flatten().flatten();
+        let raw = images.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|ending| ending == "raw"));
+        raw.into_iter().any(|path| path.metadata().is_ok_and(|found| found.len() == BYTES as u64))
+    };
+    // Two minutes for the image.
+    let back = there.json(&["swapin", "--from", text(&place), "--limit", "256K"]);
+    assert_eq!(back["checkpoint"], out["checkpoint"]);
+    assert_kept(&there);
+    [0, BYTES / 2 + 4096, BYTES - 32].into_iter().for_each(assert_reads);
+    assert!(is_loading(&there) && !is_here(), "the guest waited for all of its image");
+
+    kill(count(&shown(&there)["keeper_pid"]));
+    await_that("it is dead", SOON, || shown(&there)["state"] == "dead");
+    let back = there.json(&["swapin", NAME]);
+    assert_eq!(back["checkpoint"], out["checkpoint"]);
+    assert_reads(BYTES / 4);
+    await_that("all of it is here", SOON, || !is_loading(&there));
+    assert!(is_here());
+    // It does not need the remote any more.
+    fs::rename(&place, here.path().join("gone")).expect("the remote is lost");
+    [4096, BYTES / 2, BYTES - 4096].into_iter().for_each(assert_reads);
+    there.shell("m1", "echo more > /disk/more; sync");
+    let next = there.json(&["checkpoint"]);
+    assert_eq!(next["parent"], out["checkpoint"]);
+    there.ok(&["goto", string(&next["id"])]);
+    assert_kept(&there);
+    assert_reads(BYTES / 8);
+    there.ok(&["down"]);
+    assert_whole(&there);
 }
 
 /// Two machines, one with the real time, and all that is on its way between them: to an encrypted remote, and back elsewhere.

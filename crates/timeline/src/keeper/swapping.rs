@@ -2,18 +2,20 @@
 
 use super::{Activity, FIRST_RUN, Keeper, Resumed};
 use crate::{Error, Result, tally::Kind};
-use fermata_experiment::{Journey, Run, Status, spare, travel};
+use fermata_experiment::{Host, Journey, Run, Status, spare, travel};
 use fermata_linux::{
     clock::{Stopwatch, monotonic},
     priority,
 };
 use fermata_store::{
-    Progress, Store,
+    Progress,
     remote::{Away, AwayState, CopyStage, Remote},
 };
-use fermata_types::{CheckpointId, PageNumber};
+use fermata_types::{CheckpointId, ImageId, PageNumber};
 use std::{
     collections::BTreeMap,
+    io,
+    path::Path,
     sync::{Arc, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -44,8 +46,8 @@ pub struct SwapIn {
 }
 
 impl Keeper {
-    /// Begins the experiment's first run at a checkpoint that is on a remote. The guests run as soon as what they need first is here; until the rest is, there
-    /// are no checkpoints, and whoever asks for one waits.
+    /// Begins the experiment's first run at a checkpoint that is on a remote. The guests run as soon as what they need first is here; until the rest is, and the golden images
+    /// that were nowhere here, there are no checkpoints, and whoever asks for one waits.
     pub fn swap_in(self: &Arc<Self>, swap: SwapIn) -> Result<Resumed> {
         self.counted(Kind::Revive, self.swap_in_from(swap))
     }
@@ -55,7 +57,7 @@ impl Keeper {
         let _one_at_a_time = self.set_out()?;
         let mut report = |_: CopyStage, progress: Progress| self.report("looking what is there", progress);
         let away = self.host.store().begin_away(swap.asked, &self.spec.name, &swap.checkpoint, monotonic, &mut report)?;
-        let coming = Fetch { away: away.clone(), behind: swap.behind, arrived: swap.arrived, store: self.host.store().clone() };
+        let coming = Fetch { away: away.clone(), behind: swap.behind, arrived: swap.arrived, host: self.host.clone() };
         let id = swap.checkpoint;
         let began = || -> Result<Resumed> {
             let record = self.record(&id)?;
@@ -64,7 +66,7 @@ impl Keeper {
             }
             let branch = self.branch_of(&swap.branch, &id, &swap.line)?;
             let mut report = |what: &str, progress| self.report(what, progress);
-            // Pages that lie in golden images are not on the remote: from here on these are open.
+            // From here on golden images are open, or known to come.
             let body = spare(&self.host, &id, &record, &mut report)?;
             if swap.eager {
                 report("fetching", Progress::default());
@@ -142,8 +144,8 @@ impl Keeper {
     pub fn resume(&self, run: Option<&str>) -> Result<Arc<Run>> {
         let run = self.run(run)?;
         if self.held().wish(run.name(), Wish::GoOn) {
-            let name = run.name();
-            return Err(Error::Refused(format!("run {name} stands still until its remote can be read again, and goes on by itself then")));
+            let waits = || format!("run {} stands still until its remote can be read again, and goes on by itself then", run.name());
+            return Err(Error::Refused(self.loading().and_then(|(_, state)| state.lie).unwrap_or_else(waits)));
         }
         run.resume()?;
         Ok(run)
@@ -209,16 +211,21 @@ struct Fetch {
     away: Arc<Away>,
     behind: Box<dyn Remote>,
     arrived: Box<dyn FnOnce() + Send>,
-    store: Store,
+    host: Arc<Host>,
 }
 
 impl Fetch {
     /// Has all of it come, and the branch be there before anybody takes a checkpoint upon it.
     fn fetch(self, experiment: &str, branch: &str) -> Result<()> {
         let id = self.away.id();
-        let mut entered = || self.store.set_branch(experiment, branch, &id);
-        let pulled = self.away.fetch(&*self.behind, &mut entered);
-        let pulled = pulled.ok_or_else(|| Error::Refused(format!("{experiment} ended before all of it was here")))?;
+        let mut came = |image: &ImageId, path: &Path| {
+            self.host.image_came(image, path).map_err(|error| fermata_store::Error::from(io::Error::other(error.to_string())))
+        };
+        let mut entered = || self.host.store().set_branch(experiment, branch, &id);
+        let Some(pulled) = self.away.fetch(&*self.behind, &mut came, &mut entered) else {
+            let ended = || format!("{experiment} ended before all of it was here");
+            return Err(Error::Refused(self.away.state().lie.unwrap_or_else(ended)));
+        };
         tracing::info!("all of {} is here: {} bytes in {} packs", id.short(), pulled.bytes, pulled.packs);
         (self.arrived)();
         Ok(())

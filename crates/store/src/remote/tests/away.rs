@@ -2,11 +2,17 @@
 
 use super::*;
 use crate::remote::Away;
+use fermata_types::ImageId;
 use std::{sync::mpsc::RecvTimeoutError, time::Duration};
 
 /// For what must not happen however long one waits, and for what happens at once.
 const A_WHILE: Duration = Duration::from_millis(600);
 const SOON: Duration = Duration::from_secs(60);
+
+/// Nobody reads an image from there.
+fn no_image(id: &ImageId, _: &Path) -> Result<()> {
+    panic!("image {id} came")
+}
 
 /// A store with a history that is on a remote, too.
 struct Scene {
@@ -88,7 +94,7 @@ fn it_is_read_before_it_is_here_and_then_it_is() {
     let options = CollectOptions { wait: false, ..CollectOptions::default() };
     scene.to.collect(&options, &mut |_, _| {}).unwrap();
     let mut entered = false;
-    away.fetch(&scene.place, &mut || {
+    away.fetch(&scene.place, &mut no_image, &mut || {
         entered = true;
         assert!(scene.to.away().is_some(), "nobody may build upon it yet");
         Ok(())
@@ -152,7 +158,7 @@ fn a_remote_that_says_nothing_fails_after_some_seconds() {
         assert_eq!((state.waited_for, state.trouble.as_deref()), (expected.is_some(), expected), "{seconds} s");
     }
     // Who fetches over another line does not wait for it.
-    away.fetch(&scene.place, &mut || Ok(())).unwrap();
+    away.fetch(&scene.place, &mut no_image, &mut || Ok(())).unwrap();
     drop(answer);
     assert_eq!(receiver.recv_timeout(SOON).unwrap().unwrap(), content);
     assert_eq!((away.state().waited_for, away.state().trouble), (false, None));
@@ -217,7 +223,7 @@ fn when_all_ends_nobody_waits_any_longer() {
     thread::scope(|scope| {
         let reads = scope.spawn(|| scene.to.read_page(&name, &mut [0; PAGE_SIZE]));
         let waits = scope.spawn(|| scene.to.await_away(&|| true));
-        let fetches = scope.spawn(|| away.fetch(&scene.place, &mut || Ok(())));
+        let fetches = scope.spawn(|| away.fetch(&scene.place, &mut no_image, &mut || Ok(())));
         while !away.state().waited_for {
             thread::yield_now();
         }
@@ -230,7 +236,7 @@ fn when_all_ends_nobody_waits_any_longer() {
     // And the next one begins anew.
     scene.place.fail_after(None);
     let away = scene.begin();
-    away.fetch(&scene.place, &mut || Ok(())).unwrap();
+    away.fetch(&scene.place, &mut no_image, &mut || Ok(())).unwrap();
     scene.assert_same();
     assert!(scene.here.path().join("packs").exists());
 }
@@ -242,7 +248,7 @@ fn what_was_fetched_before_an_end_is_not_fetched_again() {
         let away = scene.begin();
         scene.place.fail_after(Some(steps));
         let done = thread::scope(|scope| {
-            let fetch = scope.spawn(|| away.fetch(&scene.place, &mut || Ok(())).is_some());
+            let fetch = scope.spawn(|| away.fetch(&scene.place, &mut no_image, &mut || Ok(())).is_some());
             while !fetch.is_finished() && away.state().trouble.is_none() {
                 thread::yield_now();
             }

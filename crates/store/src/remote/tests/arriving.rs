@@ -1,0 +1,236 @@
+//! Golden images that are read from a remote before they are here.
+
+use super::{
+    images::{Image, content, image, standing},
+    *,
+};
+use crate::{ImageReader, remote::Away};
+use fermata_types::{ImageId, PageBuf, PageNumber};
+use std::{os::unix::fs::MetadataExt, time::Duration};
+
+/// A store without an image, and a remote that has it with a checkpoint that stands on it.
+struct Scene {
+    _here: tempfile::TempDir,
+    _there: tempfile::TempDir,
+    from: Store,
+    to: Store,
+    place: Arc<Place>,
+    id: CheckpointId,
+    image: ImageId,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Arc::new(Place::new()));
+        let (from, to) = (store(there.path()), store(here.path()));
+        let (id, image) = standing(&from, super::images::image());
+        push(&from, &place, &[id]).unwrap();
+        Self { _here: here, _there: there, from, to, place, id, image }
+    }
+
+    fn begin(&self) -> Arc<Away> {
+        self.to.begin_away(Box::new(self.place.clone()), "lab", &self.id, || Duration::ZERO, &mut |_, _| {}).unwrap()
+    }
+
+    /// Reads it there from now on.
+    fn open(&self, image: &ImageId, path: &Path) -> Result<()> {
+        assert_eq!((image, path), (&self.image, self.to.own_image(&self.image).as_path()));
+        assert!(fs::File::open(path).unwrap().try_lock().is_err(), "whoever collects could have it");
+        self.to.add_image(*image, Arc::new(Image(fs::read(path).unwrap())), &mut |_| {})
+    }
+
+    /// Everything that the checkpoint has in its memory can be read, and is what it was.
+    fn assert_same(&self) {
+        let (mut ours, mut theirs) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
+        let expected = pages(&self.from, &self.id);
+        assert_eq!(pages(&self.to, &self.id), expected);
+        for (_, name) in expected {
+            self.from.read_page(&PageName(name), &mut theirs).unwrap();
+            self.to.read_page(&PageName(name), &mut ours).unwrap();
+            assert_eq!(ours, theirs);
+        }
+    }
+
+    /// The object that says what the image is.
+    fn record(&self) -> PathBuf {
+        let name = self.image.to_string();
+        let of_image = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with(&name);
+        self.place.objects("images/").into_iter().find(of_image).unwrap()
+    }
+}
+
+fn block(reader: &dyn ImageReader, number: PageNumber) -> PageBuf {
+    let mut into = [0xaa; PAGE_SIZE];
+    reader.read_block(number, &mut into).unwrap();
+    into
+}
+
+fn never(image: &ImageId, _: &Path) -> Result<()> {
+    panic!("image {image} came")
+}
+
+#[test]
+fn an_image_is_read_before_it_is_here_and_then_it_is() {
+    let scene = Scene::new();
+    let away = scene.begin();
+    assert!(away.image(&ImageId([7; 32])).unwrap().is_none(), "the checkpoint does not stand on it");
+    let reader = away.image(&scene.image).unwrap().unwrap();
+    let expected = image();
+    assert_eq!((reader.bytes(), reader.blocks()), (expected.bytes(), expected.blocks()));
+    // Blocks of content, of zeros, and the last one, which is cut short.
+    for number in 0..expected.blocks() as PageNumber {
+        assert!(block(&*reader, number) == block(&expected, number), "block {number}");
+    }
+    scene.assert_same();
+    assert_eq!(scene.to.own_images().len(), 0);
+    let mut came = 0;
+    let mut open = |image: &ImageId, path: &Path| {
+        came += 1;
+        assert!(scene.to.away().is_some(), "nobody may build upon it yet");
+        scene.open(image, path)
+    };
+    away.fetch(&scene.place, &mut open, &mut || Ok(())).unwrap();
+    assert!(came == 1 && scene.to.away().is_none());
+    assert!(content(&scene.to, &scene.image) == expected.0, "it is the same image");
+    // It does not need the remote any more.
+    scene.place.fail_after(Some(0));
+    scene.assert_same();
+    assert_whole(&scene.to);
+}
+
+#[test]
+fn whoever_needs_a_block_of_a_remote_that_is_lost_waits_for_it() {
+    let scene = Scene::new();
+    let away = scene.begin();
+    let reader = away.image(&scene.image).unwrap().unwrap();
+    scene.place.fail_after(Some(0));
+    thread::scope(|scope| {
+        let reads = scope.spawn(|| block(&*reader, 700));
+        while !away.state().waited_for {
+            thread::yield_now();
+        }
+        scene.place.fail_after(None);
+        assert!(reads.join().unwrap() == block(&image(), 700), "it is the same block");
+    });
+    assert!(!away.state().waited_for);
+    away.end();
+    // Somebody who waits when all ends is told.
+    let away = scene.begin();
+    let reader = away.image(&scene.image).unwrap().unwrap();
+    scene.place.fail_after(Some(0));
+    thread::scope(|scope| {
+        let reads = scope.spawn(|| reader.read_block(10, &mut [0; PAGE_SIZE]));
+        while !away.state().waited_for {
+            thread::yield_now();
+        }
+        away.end();
+        let error = reads.join().unwrap().unwrap_err().to_string();
+        assert!(error.contains(&scene.image.short()) && error.contains("the place"), "{error}");
+    });
+}
+
+/// The remote is cut off, and all ends, after any number of steps: what is there is whole, and the next one has it come.
+#[test]
+fn an_image_may_be_cut_off_at_any_step() {
+    let scene = Scene::new();
+    for steps in 0.. {
+        let away = scene.begin();
+        away.image(&scene.image).unwrap().unwrap();
+        scene.place.fail_after(Some(steps));
+        let done = thread::scope(|scope| {
+            let fetch = scope.spawn(|| away.fetch(&scene.place, &mut |image, path| scene.open(image, path), &mut || Ok(())).is_some());
+            while !fetch.is_finished() && away.state().trouble.is_none() {
+                thread::yield_now();
+            }
+            if !fetch.is_finished() {
+                away.end();
+            }
+            fetch.join().unwrap()
+        });
+        scene.place.fail_after(None);
+        if scene.to.own_image(&scene.image).exists() {
+            assert!(content(&scene.to, &scene.image) == image().0, "after {steps} steps");
+        }
+        assert_whole(&scene.to);
+        if done {
+            assert!(steps > 3, "only {steps} steps");
+            break;
+        }
+    }
+    scene.assert_same();
+}
+
+#[test]
+fn an_image_that_somebody_else_has_open_by_then_stays_where_it_is() {
+    let scene = Scene::new();
+    let away = scene.begin();
+    away.image(&scene.image).unwrap().unwrap();
+    let mut pull = scene.to.begin_pull(&scene.place, "lab", &[scene.id], &PullOptions::default()).unwrap();
+    let path = pull.image(&scene.image, &mut |_, _| {}).unwrap().unwrap();
+    let inode = || fs::metadata(&path).unwrap().ino();
+    let before = inode();
+    away.fetch(&scene.place, &mut |image, path| scene.open(image, path), &mut || Ok(())).unwrap();
+    assert_eq!(inode(), before);
+    drop(pull);
+    assert!(content(&scene.to, &scene.image) == image().0, "it is the same image");
+    assert_whole(&scene.to);
+}
+
+/// Fetches from a remote that says something else of the image.
+fn assert_found_out(scene: &Scene, away: &Away) {
+    assert_eq!(away.fetch(&scene.place, &mut never, &mut || Ok(())), None);
+    let state = away.state();
+    assert!(state.waited_for, "the machines could go on");
+    let lie = state.lie.unwrap();
+    assert!(lie.contains(&scene.image.to_string()) && lie.contains("the place"), "{lie}");
+    assert_eq!(state.trouble, Some(lie));
+    assert!(!scene.to.await_away(&|| true), "nobody waits for what never comes");
+    assert!(scene.to.own_images().is_empty() && scene.to.records().unwrap().is_empty());
+    away.end();
+    assert_whole(&scene.to);
+}
+
+#[test]
+fn another_image_under_its_name_is_found_out_in_the_end() {
+    let scene = Scene::new();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let mut other = image();
+    other.0[3] ^= 1;
+    let expected = block(&other, 0);
+    let before = scene.place.objects("images/");
+    let liar = store(elsewhere.path());
+    let (id, _) = standing(&liar, other);
+    push(&liar, &scene.place, &[id]).unwrap();
+    let its = scene.place.objects("images/").into_iter().find(|object| !before.contains(object)).unwrap();
+    fs::copy(its, scene.record()).unwrap();
+    let away = scene.begin();
+    let reader = away.image(&scene.image).unwrap().unwrap();
+    assert!(block(&*reader, 0) == expected, "nobody can know yet");
+    assert_found_out(&scene, &away);
+}
+
+#[test]
+fn a_table_of_another_size_is_found_out() {
+    const BLOCK: usize = PAGE_SIZE;
+    let scene = Scene::new();
+    let good = fs::read_to_string(scene.record()).unwrap();
+    let bytes = image().bytes().to_string();
+    // It names blocks behind the end; or is as it should be, of an image that is longer.
+    for wrong in [1300 * BLOCK, 710 * BLOCK, 1302 * BLOCK, 512 * 512 * BLOCK] {
+        fs::write(scene.record(), good.replace(&bytes, &wrong.to_string())).unwrap();
+        let away = scene.begin();
+        away.image(&scene.image).unwrap().unwrap();
+        assert_found_out(&scene, &away);
+    }
+    // A node does not belong there.
+    for wrong in [1, 512 * BLOCK, 512 * 512 * BLOCK + 1] {
+        fs::write(scene.record(), good.replace(&bytes, &wrong.to_string())).unwrap();
+        let away = scene.begin();
+        assert!(away.image(&scene.image).is_err(), "{wrong} bytes");
+        away.end();
+    }
+    fs::remove_file(scene.record()).unwrap();
+    let away = scene.begin();
+    assert!(away.image(&scene.image).unwrap().is_none());
+    away.end();
+}
