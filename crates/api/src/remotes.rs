@@ -8,7 +8,7 @@ pub use copied::{Broken, Copied, CopiedImage, CopiedRef, ImageOutcome, Outcome};
 
 use crate::{
     convert::problem,
-    housekeeping, keeping, local, trials,
+    housekeeping, keeping, local,
     values::{Activity, Experiment, ExperimentState, Problem},
 };
 use fermata_experiment::{ImageDetails, find_image, images_of};
@@ -19,6 +19,7 @@ use fermata_store::{
     Progress, Record, Secret, Store,
     remote::{CopyStage, Pull, PullOptions, PushOptions, RefSet, Remote, check_identity, identity, is_damage, make_remote},
 };
+use fermata_timeline::retention;
 use fermata_types::{CheckpointId, ImageId};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -603,7 +604,8 @@ type Named = (RefName, CheckpointId);
 pub(crate) fn refs(store: &Store, experiment: &str) -> Result<Refs, Problem> {
     let branches = store.branches(experiment).map_err(problem)?.into_iter().map(|(name, id)| (RefName::Branch(name), id));
     let tags = store.tags(experiment).map_err(problem)?.into_iter();
-    let tags = tags.filter(|(name, _)| !name.starts_with(trials::TAG)).map(|(name, id)| (RefName::Tag(name), id));
+    // Those of trials last as long as these, and are copied nowhere.
+    let tags = tags.filter(|(name, _)| !name.starts_with(retention::TRIAL)).map(|(name, id)| (RefName::Tag(name), id));
     Ok(branches.chain(tags).collect())
 }
 

@@ -105,9 +105,6 @@ impl Drop for Fork<'_> {
     }
 }
 
-/// How the names of tags begin that last as long as a trial does. They are copied nowhere.
-pub(crate) const TAG: &str = retention::TRIAL;
-
 /// Checkpoints that stay as long as this lives, by tags: between two trials no fork stands on them, and a keeper whose specification says `keep` might remove them.
 struct Kept<'a> {
     store: &'a Path,
@@ -124,7 +121,7 @@ impl<'a> Kept<'a> {
             opened.record(&id).ok()?.spec.get("keep")?;
             let hold = opened.hold(&id).ok()?;
             // Of others who try the same at the same time each has his own.
-            let name = format!("{TAG}{}-{}", std::process::id(), id.short());
+            let name = format!("{}{}-{}", retention::TRIAL, std::process::id(), id.short());
             let tag = local::tag(store, Some(experiment), &id.to_string(), &name).ok()?;
             Some((tag.tag, hold))
         };
@@ -389,7 +386,7 @@ mod tests {
             removed.into_iter().map(|removed| removed.id).collect::<Vec<_>>()
         };
         // A tag, and nobody who holds what it is on; beside it somebody who lives.
-        store.tag("lab", &format!("{TAG}1-killed"), &first).unwrap();
+        store.tag("lab", &format!("{}1-killed", retention::TRIAL), &first).unwrap();
         let kept = Kept::new(place.path(), "lab", [second].into());
         assert_eq!(prune(), [first]);
         assert_eq!(store.tags("lab").unwrap().into_values().collect::<Vec<_>>(), [second]);

@@ -34,25 +34,16 @@ macro_rules! conform {
         mod $name {
             use super::*;
 
-            #[test]
-            fn each_page_once() {
-                super::each_page_once($tracking);
-            }
+            tests! { $tracking => each_page_once whole_tables_dropped expected hostile_writers }
+        }
+    )*};
+}
 
-            #[test]
-            fn whole_tables_dropped() {
-                super::whole_tables_dropped($tracking);
-            }
-
-            #[test]
-            fn expected() {
-                super::expected($tracking);
-            }
-
-            #[test]
-            fn hostile_writers() {
-                super::hostile_writers($tracking);
-            }
+macro_rules! tests {
+    ($tracking:expr => $($test:ident)*) => {$(
+        #[test]
+        fn $test() {
+            super::$test($tracking);
         }
     )*};
 }

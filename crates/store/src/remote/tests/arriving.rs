@@ -1,6 +1,7 @@
 //! Golden images that are read from a remote before they are here.
 
 use super::{
+    away::{assert_same_pages, fetch_so_far, no_image},
     images::{Image, content, image, standing},
     *,
 };
@@ -39,18 +40,6 @@ impl Scene {
         self.to.add_image(*image, Arc::new(Image(fs::read(path).unwrap())), &mut |_| {})
     }
 
-    /// Everything that the checkpoint has in its memory can be read, and is what it was.
-    fn assert_same(&self) {
-        let (mut ours, mut theirs) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
-        let expected = pages(&self.from, &self.id);
-        assert_eq!(pages(&self.to, &self.id), expected);
-        for (_, name) in expected {
-            self.from.read_page(&PageName(name), &mut theirs).unwrap();
-            self.to.read_page(&PageName(name), &mut ours).unwrap();
-            assert_eq!(ours, theirs);
-        }
-    }
-
     /// The object that says what the image is.
     fn record(&self) -> PathBuf {
         let name = self.image.to_string();
@@ -65,10 +54,6 @@ fn block(reader: &dyn ImageReader, number: PageNumber) -> PageBuf {
     into
 }
 
-fn never(image: &ImageId, _: &Path) -> Result<()> {
-    panic!("image {image} came")
-}
-
 #[test]
 fn an_image_is_read_before_it_is_here_and_then_it_is() {
     let scene = Scene::new();
@@ -81,7 +66,7 @@ fn an_image_is_read_before_it_is_here_and_then_it_is() {
     for number in 0..expected.blocks() as PageNumber {
         assert!(block(&*reader, number) == block(&expected, number), "block {number}");
     }
-    scene.assert_same();
+    assert_same_pages(&scene.to, &scene.from, &scene.id);
     assert_eq!(scene.to.own_images().len(), 0);
     let mut came = 0;
     let mut open = |image: &ImageId, path: &Path| {
@@ -94,7 +79,7 @@ fn an_image_is_read_before_it_is_here_and_then_it_is() {
     assert!(content(&scene.to, &scene.image) == expected.0, "it is the same image");
     // It does not need the remote any more.
     scene.place.fail_after(Some(0));
-    scene.assert_same();
+    assert_same_pages(&scene.to, &scene.from, &scene.id);
     assert_whole(&scene.to);
 }
 
@@ -136,18 +121,7 @@ fn an_image_may_be_cut_off_at_any_step() {
     for steps in 0.. {
         let away = scene.begin();
         away.image(&scene.image).unwrap().unwrap();
-        scene.place.fail_after(Some(steps));
-        let done = thread::scope(|scope| {
-            let fetch = scope.spawn(|| away.fetch(&scene.place, &mut |image, path| scene.open(image, path), &mut || Ok(())).is_some());
-            while !fetch.is_finished() && away.state().trouble.is_none() {
-                thread::yield_now();
-            }
-            if !fetch.is_finished() {
-                away.end();
-            }
-            fetch.join().unwrap()
-        });
-        scene.place.fail_after(None);
+        let done = fetch_so_far(&away, &scene.place, steps, &mut |image, path| scene.open(image, path));
         if scene.to.own_image(&scene.image).exists() {
             assert!(content(&scene.to, &scene.image) == image().0, "after {steps} steps");
         }
@@ -157,7 +131,7 @@ fn an_image_may_be_cut_off_at_any_step() {
             break;
         }
     }
-    scene.assert_same();
+    assert_same_pages(&scene.to, &scene.from, &scene.id);
 }
 
 #[test]
@@ -178,7 +152,7 @@ fn an_image_that_somebody_else_has_open_by_then_stays_where_it_is() {
 
 /// Fetches from a remote that says something else of the image.
 fn assert_found_out(scene: &Scene, away: &Away) {
-    assert_eq!(away.fetch(&scene.place, &mut never, &mut || Ok(())), None);
+    assert_eq!(away.fetch(&scene.place, &mut no_image, &mut || Ok(())), None);
     let state = away.state();
     assert!(state.waited_for, "the machines could go on");
     let lie = state.lie.unwrap();

@@ -9,9 +9,43 @@ use std::{sync::mpsc::RecvTimeoutError, time::Duration};
 const A_WHILE: Duration = Duration::from_millis(600);
 const SOON: Duration = Duration::from_secs(60);
 
-/// Nobody reads an image from there.
-fn no_image(id: &ImageId, _: &Path) -> Result<()> {
+/// Nobody reads an image from there, or none comes that may be read here.
+pub(super) fn no_image(id: &ImageId, _: &Path) -> Result<()> {
     panic!("image {id} came")
+}
+
+/// What a checkpoint has in its memory can be read here, and is what it is there.
+pub(super) fn assert_same_pages(here: &Store, there: &Store, id: &CheckpointId) {
+    let expected = pages(there, id);
+    assert_eq!(pages(here, id), expected);
+    let (mut ours, mut theirs) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
+    for (_, name) in expected {
+        there.read_page(&PageName(name), &mut theirs).unwrap();
+        here.read_page(&PageName(name), &mut ours).unwrap();
+        assert_eq!(ours, theirs);
+    }
+}
+
+/// Fetches from a place that is cut off after so many steps, and ends all then: whether everything came before.
+pub(super) fn fetch_so_far(
+    away: &Away,
+    place: &Arc<Place>,
+    steps: u32,
+    came: &mut (dyn FnMut(&ImageId, &Path) -> Result<()> + Send),
+) -> bool {
+    place.fail_after(Some(steps));
+    let done = thread::scope(|scope| {
+        let fetch = scope.spawn(|| away.fetch(place, came, &mut || Ok(())).is_some());
+        while !fetch.is_finished() && away.state().trouble.is_none() {
+            thread::yield_now();
+        }
+        if !fetch.is_finished() {
+            away.end();
+        }
+        fetch.join().unwrap()
+    });
+    place.fail_after(None);
+    done
 }
 
 /// A store with a history that is on a remote, too.
@@ -56,14 +90,8 @@ impl Scene {
 
     /// Everything that the last checkpoint has can be read, and is what it was.
     fn assert_same(&self) {
+        assert_same_pages(&self.to, &self.from, &self.last());
         let expected = pages(&self.from, &self.last());
-        assert_eq!(pages(&self.to, &self.last()), expected);
-        let (mut ours, mut theirs) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
-        for (_, name) in &expected {
-            self.from.read_page(&PageName(*name), &mut theirs).unwrap();
-            self.to.read_page(&PageName(*name), &mut ours).unwrap();
-            assert_eq!(ours, theirs);
-        }
         let seen = Mutex::new(0);
         let wanted = expected.iter().map(|(page, name)| (*page, PageName(*name))).collect();
         self.to
@@ -246,18 +274,7 @@ fn what_was_fetched_before_an_end_is_not_fetched_again() {
     let scene = Scene::new();
     for steps in 0.. {
         let away = scene.begin();
-        scene.place.fail_after(Some(steps));
-        let done = thread::scope(|scope| {
-            let fetch = scope.spawn(|| away.fetch(&scene.place, &mut no_image, &mut || Ok(())).is_some());
-            while !fetch.is_finished() && away.state().trouble.is_none() {
-                thread::yield_now();
-            }
-            if !fetch.is_finished() {
-                away.end();
-            }
-            fetch.join().unwrap()
-        });
-        scene.place.fail_after(None);
+        let done = fetch_so_far(&away, &scene.place, steps, &mut no_image);
         assert_whole(&scene.to);
         if done {
             break;
