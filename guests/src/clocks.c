@@ -20,6 +20,7 @@
 #include <sys/io.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 #include <x86intrin.h>
 
 #define PM_TIMER 0x608
@@ -30,6 +31,7 @@
 #define HPET_RUNS 1
 #define HPET_COUNTER 0xf0
 #define LOOKS 50
+#define REST_US 700000 /* of each second, in which there is nothing to see */
 
 struct look {
     int64_t mono, real, tsc, pm, hpet;
@@ -126,5 +128,6 @@ int main(void)
                " rtc %d edge %" PRId64 " steal %ld\n",
                round, now.mono, now.real, now.tsc, now.pm, now.hpet, second, edge, steal());
         fflush(stdout);
+        usleep(REST_US);
     }
 }

@@ -143,25 +143,27 @@ fn ranks_run_on_several_hosts_and_go_on_without_one_that_is_lost() {
     fs::write(place("ssh"), SSH).unwrap();
     fs::set_permissions(place("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
     let program = env::current_exe().unwrap();
-    let run = |hosts: &str| {
+    let run = |hosts: &str, iterations: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fermata"));
         command.args(["run-ranks", "-n", "4", "--name", "grid", "--every", "10ms", "--json", "--hosts", hosts]).arg(&program);
         command.args(["--exact", "a_rank", "--quiet"]).env_remove("FERMATA_EXPERIMENT");
-        let output = command.env("FERMATA_STORE", place("store")).env("FERMATA_SSH", place("ssh")).env(PROGRAM, "12000").output().unwrap();
-        answer(&output)
+        command.env("FERMATA_STORE", place("store")).env("FERMATA_SSH", place("ssh")).env(PROGRAM, iterations);
+        let ran = answer(&command.output().unwrap());
+        let is_right = ran["answers"].to_string().contains(&format!("{iterations} iterations on 512 x 512 points, right"));
+        (ran, is_right)
     };
-    let is_right = |ran: &serde_json::Value| ran["answers"].to_string().contains("12000 iterations on 512 x 512 points, right");
 
-    let ran = run("127.0.0.2:2,localhost,me@127.0.0.3");
-    assert!(is_right(&ran) && ran["rollbacks"] == 0 && !ran["checkpoints"].as_array().unwrap().is_empty(), "{ran}");
+    let (ran, is_right) = run("127.0.0.2:2,localhost,me@127.0.0.3", "3000");
+    assert!(is_right && ran["rollbacks"] == 0 && !ran["checkpoints"].as_array().unwrap().is_empty(), "{ran}");
     let asked = fs::read_to_string(place("asked")).unwrap();
     // Both are asked at once.
     assert_eq!(asked.lines().collect::<BTreeSet<_>>(), ["127.0.0.2", "me@127.0.0.3"].into());
 
     fs::write(place("cut-127.0.0.2"), "").unwrap();
     fs::write(place("dies-127.0.0.3"), "").unwrap();
-    let ran = run("127.0.0.2,127.0.0.3,127.0.0.4");
-    assert!(is_right(&ran) && ran["rollbacks"].as_u64() >= Some(2), "{ran}");
+    // Long enough for both to be lost on the way.
+    let (ran, is_right) = run("127.0.0.2,127.0.0.3,127.0.0.4", "12000");
+    assert!(is_right && ran["rollbacks"].as_u64() >= Some(2), "{ran}");
     for host in ["127.0.0.2", "127.0.0.3"] {
         assert!(ran["reasons"].to_string().contains(&format!("host {host} is lost")), "{ran}");
     }

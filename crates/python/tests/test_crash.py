@@ -50,7 +50,7 @@ class Killed(Case):
     def killed_at_any_point(self, way, tracking="auto"):
         self.with_tracking(tracking)
         numbers, reached = random.Random(way), 0
-        for round in range(6):
+        for round in range(4):
             child = self.program(PROGRAM, way, tracking)
             self.assertEqual(child.stdout.readline(), "ready\n", child.poll() and child.stderr.read())
             time.sleep(numbers.uniform(0.02, 0.25))

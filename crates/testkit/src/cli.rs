@@ -17,6 +17,8 @@ use std::{
 /// No command takes longer. One that does hangs.
 const PATIENCE: Duration = Duration::from_secs(100);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
+/// How long is waited after a look that took as long as one that starts a program may.
+const BETWEEN_LOOKS_MAX: Duration = Duration::from_millis(100);
 
 /// The command line, as a user has it.
 pub struct Cli {
@@ -284,9 +286,14 @@ pub fn end(child: &mut Child, time: Duration) -> Option<ExitStatus> {
 #[track_caller]
 pub fn await_that(what: &str, time: Duration, so: impl Fn() -> bool) {
     let watch = Stopwatch::start();
-    while !so() {
+    loop {
+        let look = Stopwatch::start();
+        if so() {
+            return;
+        }
         assert!(watch.elapsed() < time, "waited {time:?}, and still not: {what}");
-        thread::sleep(BETWEEN_LOOKS);
+        // Most looks start a program. One right after the other they would keep a processor busy, which the guests need that are waited for.
+        thread::sleep((look.elapsed() * 4).clamp(BETWEEN_LOOKS, BETWEEN_LOOKS_MAX));
     }
 }
 

@@ -94,8 +94,12 @@ impl Model {
     }
 }
 
+fn cases() -> u32 {
+    if std::env::var_os("FERMATA_LONG").is_some() { 5000 } else { 500 }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
     #[test]
     fn the_map_is_what_happened(events in prop::collection::vec(event(), 0..80)) {
         let (map, mut model) = (PageMap::new(), Model::default());

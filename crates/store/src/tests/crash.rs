@@ -7,9 +7,13 @@ use super::{
 use crate::{BranchName, Class, ImageReader};
 use std::collections::HashSet;
 
-/// States tried for one point at most, when there are too many to try all.
+/// States tried for one point at most, when there are too many to try all. An encrypted store does the same in the same order.
 fn most() -> usize {
-    if std::env::var_os("FERMATA_LONG").is_some() { 512 } else { 96 }
+    match std::env::var_os("FERMATA_LONG") {
+        Some(_) => 512,
+        None if is_encrypted() => 32,
+        None => 64,
+    }
 }
 
 pub fn memory_dir() -> tempfile::TempDir {

@@ -40,7 +40,7 @@ fn look(body: &Body) -> usize {
 
 #[test]
 fn no_clock_of_the_guest_shows_pauses_or_journeys() {
-    let bench = Bench::new(&guests::tiny("clocks", "fermata.run=witness:20:300", ""));
+    let bench = Bench::new(&guests::tiny("clocks", "fermata.run=witness:20:100", ""));
     let run = bench.boot();
     await_console(&run.body(), BOOT, |text| (rounds(text) >= 2).then_some(()));
     let mut times = Vec::new();

@@ -1,7 +1,7 @@
 //! The strongest proof of transparency there is: with one tick an instruction, a run that was checkpointed many times and restored on the way ends with the
 //! very same RAM, byte for byte, as one that was left alone.
 //!
-//! 20 checkpoints; 50, of a run that is as much longer, with `FERMATA_LONG=1`.
+//! 10 checkpoints; 50, of a run that is as much longer, with `FERMATA_LONG=1`.
 
 use fermata_experiment::{Journey, Run, Status};
 use fermata_testkit::{Bench, Snapshot, bench::await_console, guests, oracle::differing};
@@ -11,7 +11,7 @@ const END: Duration = Duration::from_secs(240);
 
 /// How many checkpoints, and how many steps of work.
 fn length() -> (usize, u32) {
-    if env::var_os("FERMATA_LONG").is_some() { (50, 30) } else { (20, 12) }
+    if env::var_os("FERMATA_LONG").is_some() { (50, 30) } else { (10, 6) }
 }
 
 fn closed() -> Bench {

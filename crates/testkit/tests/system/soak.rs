@@ -1,7 +1,7 @@
-//! Hundreds of checkpoints and many journeys of one guest that checks its memory and disk all the time: it sees no difference, what the keeper
+//! Many checkpoints and journeys of one guest that checks its memory and disk all the time: it sees no difference, what the keeper
 //! holds stays bounded, and no page is taken for a disk's block that differs from it.
 //!
-//! 200 checkpoints and 20 journeys, about a minute; 2,000 and 200 with `FERMATA_LONG=1`. Where they go comes from a seed, which is printed; `FERMATA_SEED`
+//! 100 checkpoints and 10 journeys, about a minute; 2,000 and 200 with `FERMATA_LONG=1`. Where they go comes from a seed, which is printed; `FERMATA_SEED`
 //! repeats one.
 
 use fermata_testkit::{
@@ -74,7 +74,7 @@ fn bytes(directory: &std::path::Path) -> u64 {
 
 #[test]
 fn a_guest_that_checks_itself_sees_nothing_and_what_a_keeper_holds_stays_bounded() {
-    let (checkpoints, journeys) = if env::var_os("FERMATA_LONG").is_some() { (2000, 200) } else { (200, 20) };
+    let (checkpoints, journeys) = if env::var_os("FERMATA_LONG").is_some() { (2000, 200) } else { (100, 10) };
     let cli = Cli::new();
     let more = format!("    image: {}\n    cpus: 2\n", cli.disk().display());
     cli.write("machine.yaml", &guests::tiny("soak", "fermata.run=selfcheck:48 fermata.disk=rw", &more));
