@@ -62,9 +62,30 @@ fn a_second_copy_is_received_and_opens() {
     assert_eq!((&ended["event"], &ended["commits"], &ended["area"]), (&"ended".into(), &6.into(), &"orders".into()), "{ended}");
     assert!(!socket.exists());
     let there = Store::open(&place.path().join("backup")).expect("a store");
+    assert_eq!(there.records().expect("records").len(), 6, "nobody said how many are kept");
     let area = CriticalArea::open(&there, "orders", BYTES, Options::default().anywhere()).expect("the copy");
     assert_eq!(area.head().map(|id| id.to_string()), ended["checkpoint"].as_str().map(str::to_owned));
     assert_eq!(area.as_slice()[..9], [5, 5, 5, 5, 5, 5, 5, 5, 0]);
+}
+
+#[test]
+fn a_copy_keeps_as_many_commits_as_was_said() {
+    let place = tempfile::tempdir().expect("a directory");
+    let here = Store::open(&place.path().join("store")).expect("a store");
+    let mut area = CriticalArea::open(&here, "orders", BYTES, Options::default().anywhere()).expect("an area");
+    let mut receiver = receive(place.path(), &["--once", "--keep-last", "2"]);
+    area.back_up_to(&place.path().join("orders.sock")).expect("it is received");
+    (1..=5).for_each(|value| commit(&mut area, value));
+    drop(area);
+    assert!(receiver.0.wait().expect("it ends").success());
+    let there = Store::open(&place.path().join("backup")).expect("a store");
+    let messages: Vec<_> = there.records().expect("records").into_iter().filter_map(|(_, record)| record.message).collect();
+    assert_eq!(messages, ["commit 5", "commit 6"]);
+    let area = CriticalArea::open(&there, "orders", BYTES, Options::default().anywhere()).expect("the copy");
+    assert_eq!(area.as_slice()[..9], [5, 5, 5, 5, 5, 5, 5, 5, 0]);
+    let misused =
+        Command::new(env!("CARGO_BIN_EXE_fermata")).args(["receive", "orders.sock", "--keep-last", "0"]).output().expect("it runs");
+    assert!(misused.status.code() == Some(2) && String::from_utf8_lossy(&misused.stderr).contains("--keep-last"), "{misused:?}");
 }
 
 #[test]

@@ -7,12 +7,11 @@ use std::{env, error::Error, path::Path};
 /// The number of an order, and where the one before it lies in the heap; 0: it is the first.
 type Order = [u64; 2];
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let arguments: Vec<_> = env::args().skip(1).collect();
-    let [store, count] = &arguments[..] else { return Err("usage: orders STORE COUNT".into()) };
+/// What it does with these arguments.
+pub fn program(store: &str, count: u64) -> Result<(), Box<dyn Error>> {
     let store = Store::open(Path::new(store))?;
     let mut area = CriticalArea::open(&store, "orders", 1 << 20, Options::default())?;
-    for _ in 0..count.parse()? {
+    for _ in 0..count {
         let mut cycle = area.begin()?;
         let mut heap = Heap::open_or_format(&mut cycle)?;
         let last = heap.root::<Order>();
@@ -23,4 +22,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("order {number} is kept");
     }
     Ok(())
+}
+
+#[allow(dead_code)]
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<_> = env::args().skip(1).collect();
+    let [store, count] = &arguments[..] else { return Err("usage: orders STORE COUNT".into()) };
+    program(store, count.parse()?)
 }

@@ -224,6 +224,12 @@ impl Line {
         Ok(())
     }
 
+    /// Removes what is too old by now, if it was said how many are kept, and nothing from then on.
+    pub fn stop_pruning(&self) {
+        let pruner = lock(&self.shared.0).pruner.take();
+        pruner.into_iter().for_each(Pruner::finish);
+    }
+
     /// Hands what failed back to the area; the failure itself, once.
     pub fn recover(&mut self, area: &mut Area) -> Result<()> {
         let mut state = lock(&self.shared.0);

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   line ──committed──> Pruner ──every ten seconds──> thread: removes what is too old, and frees the space when that is worth it
+//!                          └──in the end, if it is waited for──> removes what is too old
 //! ```
 //!
 //! No commit waits for this but for the store's transaction, which has many of them at once. What is tagged stays, and so does what another branch stands on.
@@ -12,10 +13,9 @@ use fermata_store::{Removal, Store};
 use fermata_types::CheckpointId;
 use std::{
     collections::{HashSet, VecDeque},
-    mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        mpsc::{RecvTimeoutError, Sender, channel},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
     thread,
     time::Duration,
@@ -28,7 +28,8 @@ const AT_ONCE: usize = 256;
 /// Dropped, it ends its thread, and waits for nothing: what ends anywhere only leaves work to the next one.
 #[derive(Debug)]
 pub(crate) struct Pruner {
-    committed: Arc<Mutex<Vec<CheckpointId>>>,
+    committed: Sender<CheckpointId>,
+    kept: Arc<Mutex<Kept>>,
     _ends: Sender<()>,
 }
 
@@ -36,26 +37,43 @@ impl Pruner {
     /// Keeps so many commits of an area, one at least, whose newest is this one.
     pub fn start(store: &Store, area: &str, newest: Option<CheckpointId>, keep: u32) -> Result<Self> {
         let (ends, ended) = channel();
-        let committed = Arc::<Mutex<Vec<_>>>::default();
-        let (into, mut kept) = (committed.clone(), Kept::new(store, area, keep));
+        let (committed, fresh) = channel();
+        let kept = Arc::new(Mutex::new(Kept::new(store, area, newest, keep, fresh)));
+        let (of_thread, store, owner) = (kept.clone(), store.clone(), area.to_owned());
         let work = move || {
             priority::go_last();
-            kept.read(newest);
             loop {
-                let fresh = mem::take(&mut *lock(&into));
-                kept.prune(fresh);
+                let removed = lock(&of_thread).remove();
+                // Without the lock: who waits for the end does not wait for this.
+                tell(&owner, removed.and_then(|()| store.collect_if_due(&mut |_, _| {}).map(drop)));
                 if ended.recv_timeout(EVERY) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
             }
         };
         thread::Builder::new().name("fermata-prune".into()).spawn(work).map_err(Error::io(area, "starting a thread"))?;
-        Ok(Self { committed, _ends: ends })
+        Ok(Self { committed, kept, _ends: ends })
     }
 
     /// One more is durable.
     pub fn committed(&self, id: CheckpointId) {
-        lock(&self.committed).push(id);
+        // Whoever takes it is there as long as this is.
+        let _ = self.committed.send(id);
+    }
+
+    /// Ends when nothing is there that is too old. Its space is left to the next one: to free it may take long.
+    pub fn finish(self) {
+        let mut kept = lock(&self.kept);
+        let removed = kept.remove();
+        tell(&kept.area, removed);
+    }
+}
+
+/// Nobody's commit fails by this.
+fn tell(area: &str, freed: fermata_store::Result<()>) {
+    if let Err(error) = freed {
+        // There are more than need be; the next round tries again.
+        tracing::warn!("area {area}: commits that are not to be kept any longer could not be removed, or their space not freed: {error}");
     }
 }
 
@@ -64,22 +82,28 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The commits of an area that are there.
+#[derive(Debug)]
 struct Kept {
     store: Store,
     area: String,
     keep: usize,
+    /// The newest of earlier programs, until theirs are in the line.
+    unread: Option<CheckpointId>,
     /// The oldest first.
     line: VecDeque<CheckpointId>,
+    /// What became durable since.
+    fresh: Receiver<CheckpointId>,
 }
 
 impl Kept {
-    fn new(store: &Store, area: &str, keep: u32) -> Self {
-        Self { store: store.clone(), area: area.to_owned(), keep: keep.max(1) as usize, line: VecDeque::new() }
+    fn new(store: &Store, area: &str, newest: Option<CheckpointId>, keep: u32, fresh: Receiver<CheckpointId>) -> Self {
+        let (store, area, keep) = (store.clone(), area.to_owned(), keep.max(1) as usize);
+        Self { store, area, keep, unread: newest, line: VecDeque::new(), fresh }
     }
 
     /// Those of earlier programs. What lies behind one that cannot be read stays, and so does what was taken over from another experiment.
-    fn read(&mut self, newest: Option<CheckpointId>) {
-        let mut next = newest;
+    fn read(&mut self) {
+        let mut next = self.unread.take();
         while let Some(id) = next
             && let Ok(record) = self.store.record(&id)
             && record.experiment == self.area
@@ -89,19 +113,9 @@ impl Kept {
         }
     }
 
-    fn prune(&mut self, committed: Vec<CheckpointId>) {
-        self.line.extend(committed);
-        let freed = self.remove().and_then(|()| self.store.collect_if_due(&mut |_, _| {}).map(drop));
-        if let Err(error) = freed {
-            // There are more than need be; the next round tries again.
-            tracing::warn!(
-                "area {}: commits that are not to be kept any longer could not be removed, or their space not freed: {error}",
-                self.area
-            );
-        }
-    }
-
     fn remove(&mut self) -> fermata_store::Result<()> {
+        self.read();
+        self.line.extend(self.fresh.try_iter());
         let (tags, heads) = (self.store.tags(&self.area)?, self.store.branches(&self.area)?);
         let stays: HashSet<_> = tags.into_values().chain(heads.into_values()).collect();
         while self.line.len() > self.keep {
@@ -161,15 +175,17 @@ mod tests {
         store.tag("kept", "good", &ids[1]).unwrap();
         let remove = |id| store.remove(&Removal { checkpoints: vec![id], ..Removal::default() }).unwrap();
         remove(ids[2]);
-        let mut kept = Kept::new(&store, "kept", 3);
-        kept.read(area.head());
+        let (committed, fresh) = channel();
+        let mut kept = Kept::new(&store, "kept", area.head(), 3, fresh);
+        kept.read();
         assert_eq!(kept.line, ids.iter().filter(|id| **id != ids[2]).copied().collect::<Vec<_>>());
         // Behind its back.
         remove(ids[4]);
-        kept.prune(Vec::new());
+        kept.remove().unwrap();
         assert_eq!(left(&store), [ids[1], ids[6], ids[7], ids[8]]);
         let more = commits(&mut area, 2);
-        kept.prune(more.clone());
+        more.iter().for_each(|id| committed.send(*id).unwrap());
+        kept.remove().unwrap();
         assert_eq!(left(&store), [ids[1], ids[8], more[0], more[1]]);
         assert_eq!(commits(&mut area, 1).len(), 1, "the line grows on");
     }

@@ -25,6 +25,8 @@ pub struct Receiving {
     pub bytes_max: u64,
     /// A commit is acknowledged when it is durable, and not when it is in memory.
     pub durable: bool,
+    /// The last so many commits of an area stay, one at least, and what is tagged; if it is not said, all of them.
+    pub keep_last: Option<u32>,
 }
 
 /// What was received.
@@ -44,10 +46,16 @@ pub struct Received {
 ///
 /// Nobody can open the area from this store meanwhile. A stream whose reads end after a time is given up when the program has said nothing for so long ([`Error::Silent`]); a program that has nothing to commit says every five
 /// seconds that it is there. An area is refused if it is open, if it is too large, or if what has its name in the store is no area.
+///
+/// What is not to be kept goes as by [`CriticalArea::keep_last`], and in the end at once. Where it cannot be removed it stays for now: commits are taken all the same.
 pub fn receive<S: Read + Write>(stream: S, store: &Store, how: &Receiving, began: &mut dyn FnMut(&Received)) -> Result<Option<Received>> {
     let Some(mut backup) = Backup::greeted(stream, how.bytes_max)? else { return Ok(None) };
-    let opened = CriticalArea::lock(store, backup.name()).and_then(|lock| Ok((lock, Line::open(store, backup.name())?.0)));
-    let (_lock, line) = match opened {
+    let opened = CriticalArea::lock(store, backup.name()).and_then(|lock| {
+        let line = Line::open(store, backup.name())?.0;
+        how.keep_last.map_or(Ok(()), |commits| line.keep_last(commits))?;
+        Ok((lock, line))
+    });
+    let (lock, line) = match opened {
         Ok(opened) => opened,
         Err(error) => {
             backup.refuse(&error.to_string());
@@ -69,6 +77,10 @@ pub fn receive<S: Read + Write>(stream: S, store: &Store, how: &Receiving, began
     };
     // What was acknowledged is not lost with the stream.
     let written = behind.iter().try_for_each(|pending| pending.wait().map(drop));
+    line.drain();
+    // Whoever opens the area now does not wait for what is removed.
+    drop(lock);
+    line.stop_pruning();
     outcome.and(written).map(|()| Some(received(&backup, &line)))
 }
 

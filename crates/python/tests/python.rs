@@ -42,7 +42,7 @@ fn receives(place: &Path) {
     thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
             let store = store.clone();
-            thread::spawn(move || receive(stream, &store, &Receiving { bytes_max: 1 << 30, durable: false }, &mut |_| {}));
+            thread::spawn(move || receive(stream, &store, &Receiving { bytes_max: 1 << 30, durable: false, keep_last: None }, &mut |_| {}));
         }
     });
 }

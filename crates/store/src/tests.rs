@@ -14,7 +14,12 @@ use crate::{
     files::{FileSystem, Medium},
     keys::Birth,
     node::Stored,
-    pack::{Frame, contents::Contents, frame::Encoder},
+    pack::{
+        Frame, Kind,
+        contents::{Contents, Entry},
+        frame::{self, Encoder},
+        unpack_entry,
+    },
     table::{Loaded, Nodes as _},
 };
 use fermata_types::*;
@@ -260,11 +265,53 @@ proptest! {
 #[test]
 fn a_frame_that_asks_for_more_than_it_may_have_is_refused_before_it_is_unpacked() {
     let mut unpacker = zstd::bulk::Decompressor::new().unwrap();
-    let frame = Encoder::new().unwrap().encode(crate::pack::Kind::Pages, 2, &[0; 2 * PAGE_SIZE]).unwrap().to_vec();
+    let frame = Encoder::new().unwrap().encode(Kind::Pages, 2, &[0; 2 * PAGE_SIZE]).unwrap().to_vec();
     assert_eq!(Frame::decode(&frame, &mut unpacker).unwrap().raw, [0; 2 * PAGE_SIZE]);
     for (at, value) in [(2, 3), (3, 1), (4, 1), (7, 0xff), (8, 0), (0, 3), (1, 0), (1, 7)] {
         let mut wrong = frame.clone();
         wrong[at] = value;
         assert!(Frame::decode(&wrong, &mut unpacker).is_err(), "byte {at} as {value}");
+    }
+}
+
+/// What was unpacked of another kind would be kept, and a blob may take thousands of times as much memory as is stored of it.
+#[test]
+fn a_frame_of_another_kind_than_its_table_says_is_not_unpacked() {
+    let mut frame = Encoder::new().unwrap().encode(Kind::Pages, 2, &[0; 2 * PAGE_SIZE]).unwrap().to_vec();
+    let entry = |kind| Entry { kind, offset: 16, length: 0, names: Vec::new() };
+    assert_eq!(unpack_entry(&frame, &entry(Kind::Pages)).unwrap().raw, [0; 2 * PAGE_SIZE]);
+    // If it were tried, it would be found to be no zstd.
+    frame[frame::HEADER..].fill(0xff);
+    for (kind, told) in [(Kind::Pages, "not decompressible"), (Kind::Nodes, "another kind"), (Kind::Blob, "another kind")] {
+        let error = unpack_entry(&frame, &entry(kind)).unwrap_err();
+        assert!(error.contains(told), "{kind:?}: {error}");
+    }
+    unpack_entry(&[], &entry(Kind::Pages)).unwrap_err();
+}
+
+#[test]
+fn a_table_of_contents_has_no_frame_that_is_larger_than_its_kind_may_be() {
+    const HEADER: usize = frame::HEADER;
+    const SMALL: usize = HEADER + (64 << 10);
+    for (kind, objects, length, is_one) in [
+        (Kind::Pages, 16, SMALL, true),
+        (Kind::Pages, 1, HEADER, true),
+        (Kind::Pages, 1, HEADER - 1, false),
+        (Kind::Pages, 0, SMALL, false),
+        (Kind::Pages, 17, SMALL, false),
+        (Kind::Pages, 16, SMALL + 1, false),
+        (Kind::Nodes, 4096, SMALL, true),
+        (Kind::Nodes, 4097, SMALL, false),
+        (Kind::Nodes, 4096, u32::MAX as usize, false),
+        (Kind::Blob, 1, HEADER + frame::BLOB_MAX, true),
+        (Kind::Blob, 2, HEADER, false),
+        (Kind::Blob, 1, HEADER + frame::BLOB_MAX + 1, false),
+        (Kind::Record, 1, HEADER + frame::RECORD_MAX, true),
+        (Kind::Record, 1, HEADER + frame::RECORD_MAX + 1, false),
+    ] {
+        let mut contents = Contents::default();
+        contents.push(Entry { kind, offset: 16, length: length as u32, names: vec![[1; 32]; objects] });
+        let read = Contents::decode(&contents.encode(), 16 + length as u64);
+        assert_eq!(read.is_ok_and(|read| read == contents), is_one, "{kind:?}: {objects} objects in {length} bytes");
     }
 }

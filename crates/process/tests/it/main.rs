@@ -6,6 +6,7 @@ mod crash;
 mod hostile;
 mod huge;
 mod oracle;
+mod pages;
 mod receive;
 mod replica;
 mod uring;

@@ -5,6 +5,7 @@ use fermata_process::{Area, CriticalArea, Error, Options, Received, Receiving, R
 use fermata_store::Store;
 use std::{
     io::{self, Read, Write},
+    ops::Range,
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
     thread::{self, JoinHandle},
@@ -12,7 +13,7 @@ use std::{
 };
 
 const BYTES: usize = 32 * PAGE;
-const HOW: Receiving = Receiving { bytes_max: BYTES as u64, durable: false };
+const HOW: Receiving = Receiving { bytes_max: BYTES as u64, durable: false, keep_last: None };
 
 /// Breaks off after so many bytes.
 struct Thin {
@@ -109,6 +110,51 @@ fn an_area_opens_from_its_backup_as_at_the_last_commit() {
         assert!(contents(&there, name) == committed, "{tracking}");
         assert!(contents(&here, name) == committed, "{tracking}");
     });
+}
+
+/// Commits these values, each on a page of its own, and has them backed up meanwhile. All of the area goes there first, which is a commit, too.
+fn commits(area: &mut CriticalArea, backup: Backup, values: Range<u8>) -> Received {
+    area.back_up_to(&backup.socket).unwrap();
+    for value in values {
+        let mut cycle = area.begin().unwrap();
+        cycle[value as usize * PAGE..][..PAGE].fill(value);
+        cycle.commit().unwrap();
+    }
+    area.stop_backing_up(&backup.socket);
+    backup.thread.join().unwrap().unwrap().unwrap()
+}
+
+#[test]
+fn a_backup_keeps_all_commits_or_the_last_so_many_and_what_is_tagged() {
+    let ((place, here), (_elsewhere, there)) = (store(), store());
+    let mut area = open(&here, "few", BYTES, Tracking::Compare).unwrap();
+    let left = || -> Vec<_> { there.records().unwrap().into_iter().map(|(id, record)| (id, record.message.unwrap())).collect() };
+    commits(&mut area, backup(place.path(), &there, usize::MAX, HOW), 1..6);
+    let all = left();
+    assert_eq!(all.len(), 6);
+    there.tag("few", "good", &all[1].0).unwrap();
+    let few = Receiving { keep_last: Some(3), ..HOW };
+    let received = commits(&mut area, backup(place.path(), &there, usize::MAX, few), 6..16);
+    assert_eq!(received.commits, 11);
+    let left = left();
+    let messages: Vec<_> = left.iter().map(|(_, message)| message.as_str()).collect();
+    assert_eq!(messages, ["commit 2", "commit 9", "commit 10", "commit 11"]);
+    assert_eq!((left[0].0, Some(left[3].0)), (all[1].0, received.checkpoint));
+    assert!(contents(&there, "few") == area.as_slice());
+    assert_eq!(here.records().unwrap().len(), 17, "the program keeps what it likes");
+}
+
+#[test]
+fn what_cannot_be_removed_keeps_no_commit_from_the_backup() {
+    let ((place, here), (_elsewhere, there)) = (store(), store());
+    let mut area = open(&here, "stuck", BYTES, Tracking::Compare).unwrap();
+    commits(&mut area, backup(place.path(), &there, usize::MAX, HOW), 1..3);
+    // No tag of the area's: it is not looked for, and the store lets nothing go that has one.
+    there.tag("other", "good", &there.records().unwrap()[0].0).unwrap();
+    let one = Receiving { keep_last: Some(1), ..HOW };
+    let received = commits(&mut area, backup(place.path(), &there, usize::MAX, one), 3..6);
+    assert_eq!((received.commits, there.records().unwrap().len()), (4, 7));
+    assert!(contents(&there, "stuck") == area.as_slice());
 }
 
 #[test]

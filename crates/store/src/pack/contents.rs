@@ -1,6 +1,6 @@
 //! What is around the frames of a pack: header, table of contents, trailer.
 
-use super::{Kind, frame, name_at, u16_at, u32_at, u64_at};
+use super::{Kind, name_at, u16_at, u32_at, u64_at};
 use crate::hash;
 use crc32fast::Hasher;
 use fermata_types::PackId;
@@ -82,8 +82,12 @@ impl Contents {
             let head = rest.get(..ENTRY).ok_or_else(|| format!("the table of contents ends in entry {index} of {count}"))?;
             let (offset, length, objects) = (u64_at(head, 0), u32_at(head, 8), usize::from(u16_at(head, 12)));
             let kind = Kind::from_byte(head[14]).filter(|_| head[15] == 0).ok_or_else(|| format!("entry {index} is of no known kind"))?;
-            if offset != end || (length as usize) < frame::HEADER || objects == 0 {
+            if offset != end {
                 return Err(format!("entry {index} does not follow the one before"));
+            }
+            // Whoever reads a frame takes memory for as many bytes as are said here.
+            if !kind.allows_stored(objects, length as usize) {
+                return Err(format!("entry {index}, of {objects} objects in {length} bytes, is beyond the limits"));
             }
             end += u64::from(length);
             let names = rest.get(ENTRY..ENTRY + objects * 32).ok_or_else(|| format!("entry {index} has not all its names"))?;

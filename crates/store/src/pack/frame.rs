@@ -53,14 +53,31 @@ impl Kind {
         })
     }
 
+    /// Objects in a frame of this kind at most, and raw bytes.
+    fn limits(self) -> (usize, usize) {
+        match self {
+            Self::Pages => (PAGES_MAX, PAGES_MAX * PAGE_SIZE),
+            Self::Nodes => (NODES_MAX, NODES_RAW_MAX),
+            Self::Blob => (1, BLOB_MAX),
+            Self::Record => (1, RECORD_MAX),
+        }
+    }
+
     /// Whether a frame of this kind may have so many objects and so many raw bytes.
     pub fn allows(self, objects: usize, raw: usize) -> bool {
-        match self {
-            Self::Pages => (1..=PAGES_MAX).contains(&objects) && raw == objects * PAGE_SIZE,
-            Self::Nodes => (1..=NODES_MAX).contains(&objects) && raw <= NODES_RAW_MAX,
-            Self::Blob => objects == 1 && raw <= BLOB_MAX,
-            Self::Record => objects == 1 && raw <= RECORD_MAX,
-        }
+        let (objects_max, raw_max) = self.limits();
+        (1..=objects_max).contains(&objects) && raw <= raw_max && (self != Self::Pages || raw == objects * PAGE_SIZE)
+    }
+
+    /// Whether a frame of this kind may have so many objects, and as it is stored so many bytes: no more than its content raw.
+    pub fn allows_stored(self, objects: usize, length: usize) -> bool {
+        let (objects_max, raw_max) = self.limits();
+        (1..=objects_max).contains(&objects) && (HEADER..=HEADER + raw_max).contains(&length)
+    }
+
+    /// Whether a frame of this kind has many small objects: it takes little memory, and who needs one of them may soon need another.
+    pub fn is_of_many(self) -> bool {
+        matches!(self, Self::Pages | Self::Nodes)
     }
 }
 

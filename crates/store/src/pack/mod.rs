@@ -14,7 +14,7 @@ pub(crate) mod shelf;
 
 pub(crate) use build::{PackBuilder, Published, TOLD_APART_BYTES};
 pub(crate) use frame::{Frame, Kind};
-pub(crate) use read::{PackFile, unpack};
+pub(crate) use read::{PackFile, unpack_entry};
 pub(crate) use shelf::Shelf;
 
 /// Little-endian integers out of a slice whose length was checked.

@@ -1,8 +1,8 @@
 //! Reads a finished pack. Nothing in it is trusted: lengths are checked here, objects against their names by who asked for them.
 
 use super::{
-    Frame, Shelf,
-    contents::{self, Contents, Foreign},
+    Frame, Kind, Shelf,
+    contents::{self, Contents, Entry, Foreign},
 };
 use crate::{Error, Result, chunks::Source, hash};
 use crc32fast::Hasher;
@@ -21,7 +21,7 @@ thread_local! {
 }
 
 /// The frame whose bytes these are. The error says what is wrong.
-pub(crate) fn unpack(bytes: &[u8]) -> Result<Frame, String> {
+fn unpack(bytes: &[u8]) -> Result<Frame, String> {
     UNPACKER.with_borrow_mut(|unpacker| {
         let unpacker = match unpacker {
             Some(unpacker) => unpacker,
@@ -29,6 +29,15 @@ pub(crate) fn unpack(bytes: &[u8]) -> Result<Frame, String> {
         };
         Frame::decode(bytes, unpacker)
     })
+}
+
+/// The same of a frame that a table of contents tells of, if it is of that kind. Who reads pages of whoever sent the pack takes no memory for a blob, which may have
+/// thousands of times as many bytes as are stored of it.
+pub(crate) fn unpack_entry(bytes: &[u8], entry: &Entry) -> Result<Frame, String> {
+    match bytes.first().copied().and_then(Kind::from_byte) == Some(entry.kind) {
+        true => unpack(bytes),
+        false => Err("the frame is of another kind than the table of contents says".into()),
+    }
 }
 
 /// A pack, open for reading.
@@ -66,6 +75,13 @@ impl PackFile {
         let mut bytes = Vec::new();
         self.span(offset, length as usize, object, &mut bytes)?;
         self.decode(&bytes, offset, object)
+    }
+
+    /// The frame of an entry of the table of contents, for the object named.
+    pub fn frame_of(&self, entry: &Entry, object: &dyn Display) -> Result<Frame> {
+        let mut bytes = Vec::new();
+        self.span(entry.offset, entry.length as usize, object, &mut bytes)?;
+        unpack_entry(&bytes, entry).map_err(|detail| Error::corrupt(&self.path, entry.offset, object, detail))
     }
 
     /// The bytes at this place, whatever lies there, for the object named.

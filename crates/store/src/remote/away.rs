@@ -452,10 +452,11 @@ impl Away {
             let catalog = self.catalog();
             let at = catalog.find(name).ok_or_else(nowhere)?;
             let pack = &catalog.packs[at.pack as usize];
-            let read = self.frame(pack, at.frame, fresh).and_then(|frame| match frame.kind == kind {
-                true => Ok(frame.object(at.place.into()).and_then(&check)?),
+            let frame = match pack.contents.entries[at.frame as usize].kind == kind {
+                true => self.frame(pack, at.frame, fresh),
                 false => Err(Missed::Wrong(format!("what lies there is no {what}"))),
-            });
+            };
+            let read = frame.and_then(|frame| Ok(frame.object(at.place.into()).and_then(&check)?));
             match read {
                 Ok(value) => return Ok(Some(value)),
                 // Where it is now, it is asked for at once.
@@ -487,8 +488,10 @@ impl Away {
         }
         let entries = &pack.contents.entries[at as usize..];
         let first = &entries[0];
+        // What may be large comes alone, and is not kept.
+        let is_of_many = first.kind.is_of_many();
         let neighbours = entries.iter().take_while(|entry| {
-            entry.kind == first.kind && entry.offset.saturating_sub(first.offset) + u64::from(entry.length) <= AHEAD_MAX
+            is_of_many && entry.kind == first.kind && entry.offset.saturating_sub(first.offset) + u64::from(entry.length) <= AHEAD_MAX
         });
         let count = neighbours.count().max(1);
         let last = &entries[count - 1];
@@ -496,13 +499,15 @@ impl Away {
         let mut wanted = None;
         for (number, entry) in (at..).zip(&entries[..count]) {
             let from = (entry.offset - first.offset) as usize;
-            let frame = match pack::unpack(&bytes[from..from + entry.length as usize]) {
+            let frame = match pack::unpack_entry(&bytes[from..from + entry.length as usize], entry) {
                 Ok(frame) => Arc::new(frame),
                 // A neighbour is wanted by nobody yet.
                 Err(_) if wanted.is_some() => break,
                 Err(error) => return Err(error.into()),
             };
-            self.frames.insert((pack.id, number), frame.clone());
+            if is_of_many {
+                self.frames.insert((pack.id, number), frame.clone());
+            }
             wanted.get_or_insert(frame);
         }
         wanted.ok_or_else(|| Missed::Wrong("no frame lies there".to_owned()))

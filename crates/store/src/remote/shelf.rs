@@ -340,8 +340,8 @@ impl<'a> Shelf<'a> {
         Ok(file)
     }
 
-    /// The frame that an object lies in, and its place there.
-    fn frame(&mut self, name: &Name, what: &'static str) -> Result<(&Frame, Place)> {
+    /// The frame of this kind that an object lies in, and its place there.
+    fn frame(&mut self, name: &Name, kind: pack::Kind, what: &'static str) -> Result<(&Frame, Place)> {
         let missing = || {
             Error::refused(
                 format!("{} is in no pack at {}", Named(what, name), self.remote),
@@ -349,6 +349,9 @@ impl<'a> Shelf<'a> {
             )
         };
         let at = self.catalog().find(name).ok_or_else(missing)?;
+        if self.catalog().packs[at.pack as usize].contents.entries[at.frame as usize].kind != kind {
+            return Err(self.wrong(at, format!("what lies there is no {what}")));
+        }
         if !self.here.contains(&at.pack) && !self.damaged.contains_key(&at.pack) {
             let fetched = apart(self.fetch_pack(at.pack))?;
             self.came(at.pack, fetched);
@@ -361,7 +364,9 @@ impl<'a> Shelf<'a> {
             Some(number) => number,
             None => {
                 let entry = &self.catalog().packs[at.pack as usize].contents.entries[at.frame as usize];
-                let frame = self.pack(at.pack)?.frame(entry.offset, entry.length, &Named(what, name))?;
+                let frame = self.pack(at.pack)?.frame_of(entry, &Named(what, name))?;
+                // Of those that may be large the last one only.
+                self.frames.retain(|(_, _, frame)| frame.kind.is_of_many());
                 self.frames.truncate(FRAMES - 1);
                 self.frames.push_front((at.pack, at.frame, frame));
                 0
@@ -372,11 +377,8 @@ impl<'a> Shelf<'a> {
 
     /// The bytes of an object, not yet checked against its name.
     pub fn object(&mut self, name: &Name, kind: pack::Kind, what: &'static str) -> Result<Vec<u8>> {
-        let (frame, at) = self.frame(name, what)?;
-        let bytes = match frame.kind == kind {
-            true => frame.object(at.place.into()).map(<[u8]>::to_vec),
-            false => Err(format!("what lies there is no {what}")),
-        };
+        let (frame, at) = self.frame(name, kind, what)?;
+        let bytes = frame.object(at.place.into()).map(<[u8]>::to_vec);
         bytes.map_err(|detail| self.wrong(at, detail))
     }
 

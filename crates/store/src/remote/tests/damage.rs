@@ -98,6 +98,29 @@ fn what_is_damaged_there_keeps_nothing_else_there() {
     }
 }
 
+/// Where its table of contents says that there are pages: who wants them takes no memory for it.
+#[test]
+fn a_blob_in_the_place_of_pages_is_found_out() {
+    let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+    let (from, to) = (store(here.path()), store(there.path()));
+    let ids = pushed(&from, &place, 2);
+    let catalog = catalog::Catalog::read(&from, &place, 1, &lease::Going::look(&place).unwrap(), false, &mut |_| {}).unwrap();
+    let at = catalog.find(&pages(&from, &ids[1])[0].1).unwrap();
+    let sent = &catalog.packs[at.pack as usize];
+    let object = place.path(&catalog::pack_name(&sent.id));
+    let mut bytes = fs::read(&object).unwrap();
+    let frame = sent.contents.entries[at.frame as usize].offset as usize;
+    // A single object, of as many bytes.
+    bytes[frame] = crate::pack::Kind::Blob.to_byte();
+    bytes[frame + 2..frame + 4].copy_from_slice(&1u16.to_le_bytes());
+    fs::write(&object, bytes).unwrap();
+    let pulled = to.pull(&place, "lab", &ids, &PullOptions::default(), &mut |_, _| {}).unwrap();
+    let [(left_out, why)] = &pulled.left_out[..] else { panic!("{pulled:?}") };
+    assert!(*left_out == ids[1] && why.contains("of another kind"), "{why}");
+    assert_eq!(pulled.checkpoints, 1);
+    assert_whole(&to);
+}
+
 /// Whatever pack is gone, or is no pack any more.
 #[test]
 fn a_remote_that_has_lost_a_pack_is_mended() {
