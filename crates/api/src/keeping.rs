@@ -328,8 +328,7 @@ pub fn keep(run_dir: &Path) -> Result<(), Problem> {
 
 /// Keeps until it is told to end. Whoever is `starting` it in this process is, until it holds its own lock.
 fn live(run_dir: &Path, starting_it: Option<FileLock>, born: &mut dyn FnMut(Birth)) -> Result<(), Problem> {
-    // It fails when somebody listens already, who then hears us too.
-    let _ = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).try_init();
+    local::log_to_stderr();
     let (over, ended) = mpsc::channel();
     let told = over.clone();
     fermata_linux::signals::on_termination(move || {

@@ -13,6 +13,7 @@ use fermata_timeline::{Entry, history};
 use fermata_types::CheckpointId;
 use std::{
     collections::HashMap,
+    io,
     path::{Path, PathBuf},
 };
 
@@ -23,6 +24,12 @@ pub use crate::{
 
 /// The branch that is meant when none is named: that of the run that `up` starts.
 const FIRST_RUN: &str = "main";
+
+/// Tells what goes wrong behind what is asked for, in a process that stays.
+pub(crate) fn log_to_stderr() {
+    // It fails when somebody listens already, who then hears us too.
+    let _ = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).try_init();
+}
 
 /// The store that is meant: the one given, else `$FERMATA_STORE`, else `fermata` in the user's data directory, else in the system's.
 pub fn store_path(given: Option<PathBuf>) -> PathBuf {

@@ -5,7 +5,7 @@
 
 use crate::{
     convert::problem,
-    exports, secrets,
+    exports, local, secrets,
     values::{Activity, Mounted, Problem, Unmounted},
 };
 use fermata_experiment::Stills;
@@ -104,8 +104,7 @@ pub fn mount_in_foreground(
     request: &MountRequest,
     ready: &mut dyn FnMut(&Mounted),
 ) -> Result<(), Problem> {
-    // It fails when somebody listens already, who then hears us too.
-    let _ = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).try_init();
+    local::log_to_stderr();
     let (session, mounted) = begin(store, experiment, request)?;
     let directory = mounted.directory.clone();
     fermata_linux::signals::on_termination(move || {

@@ -37,8 +37,8 @@ pub enum Event {
 
 /// Receives areas at a socket that only its user can open, each in a thread of its own, into a store, which is made if there is none. One whose program falls silent for half a minute is given up, and can be opened. With `once` it returns after the first of them.
 pub fn listen(store: &Path, socket: &Path, how: &Receiving, once: bool, tell: &(dyn Fn(Event) + Sync)) -> Result<(), Problem> {
-    // Of what goes wrong behind the commits. It fails when somebody listens already, who then hears us too.
-    let _ = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).try_init();
+    // Of what goes wrong behind the commits.
+    local::log_to_stderr();
     let opened = local::made(store)?;
     let listener = bind(socket).map_err(|error| Problem::new(format!("cannot receive at {}: {error}", socket.display())))?;
     let serve = |stream| receive(stream, &opened, how, &mut |received| tell(Event::Began(received.clone())));

@@ -1,5 +1,6 @@
 """A program that is killed at any point comes back as it was at one of its commits: the last that it knew of, or the one that it was at."""
 
+import os
 import random
 import time
 import unittest
@@ -50,7 +51,7 @@ class Killed(Case):
     def killed_at_any_point(self, way, tracking="auto"):
         self.with_tracking(tracking)
         numbers, reached = random.Random(way), 0
-        for round in range(4):
+        for round in range(6 if "FERMATA_LONG" in os.environ else 4):
             child = self.program(PROGRAM, way, tracking)
             self.assertEqual(child.stdout.readline(), "ready\n", child.poll() and child.stderr.read())
             time.sleep(numbers.uniform(0.02, 0.25))

@@ -30,6 +30,11 @@ macro_rules! skipped {
     }};
 }
 
+/// Whether tests are to do all that they can, however long it takes: `FERMATA_LONG=1`.
+pub fn is_long() -> bool {
+    std::env::var_os("FERMATA_LONG").is_some()
+}
+
 pub use bench::Bench;
 pub use cli::Cli;
 pub use oracle::Snapshot;

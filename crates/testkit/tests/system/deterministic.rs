@@ -4,14 +4,14 @@
 //! 10 checkpoints; 50, of a run that is as much longer, with `FERMATA_LONG=1`.
 
 use fermata_experiment::{Journey, Run, Status};
-use fermata_testkit::{Bench, Snapshot, bench::await_console, guests, oracle::differing};
-use std::{env, time::Duration};
+use fermata_testkit::{Bench, Snapshot, bench::await_console, guests, is_long, oracle::differing};
+use std::time::Duration;
 
 const END: Duration = Duration::from_secs(240);
 
 /// How many checkpoints, and how many steps of work.
 fn length() -> (usize, u32) {
-    if env::var_os("FERMATA_LONG").is_some() { (50, 30) } else { (10, 6) }
+    if is_long() { (50, 30) } else { (10, 6) }
 }
 
 fn closed() -> Bench {

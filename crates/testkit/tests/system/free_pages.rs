@@ -7,11 +7,11 @@ use fermata_testkit::{
     Bench, Cli, Snapshot,
     bench::{await_console, check_file_system, console, shell_output},
     cli::{await_that, count, string},
-    guests,
+    guests, is_long,
 };
 use fermata_types::{PAGE_SIZE, PageBuf, PageNumber, PageSet, Use, ZERO_PAGE};
 use serde_json::Value;
-use std::{env, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 const BOOT: Duration = Duration::from_secs(120);
 const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false, perturbation: None };
@@ -38,10 +38,6 @@ fn kernels() -> Vec<(&'static str, &'static str, Option<PathBuf>)> {
         None => fermata_testkit::skipped!("{NEWER}, for want of what guests/build takes from Debian's backports"),
     }
     kernels
-}
-
-fn is_long() -> bool {
-    env::var_os("FERMATA_LONG").is_some()
 }
 
 #[test]

@@ -6,9 +6,9 @@ use fermata_experiment::{Journey, Run, Status};
 use fermata_testkit::{
     Bench, Random, Snapshot,
     bench::{await_console, check_file_system, console},
-    guests,
+    guests, is_long,
 };
-use std::{env, time::Duration};
+use std::time::Duration;
 
 const BOOT: Duration = Duration::from_secs(90);
 const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false, perturbation: None };
@@ -32,7 +32,7 @@ fn instants_under_load_come_back_and_what_goes_on_from_them_is_whole() {
 }
 
 fn they_come_back_identical(bench: &Bench, run: &Run) {
-    let instants = if env::var_os("FERMATA_LONG").is_some() { 100 } else { 10 };
+    let instants = if is_long() { 100 } else { 10 };
     for (number, pause) in random_pauses(instants).into_iter().enumerate() {
         std::thread::sleep(pause);
         let mut original = None;

@@ -7,9 +7,9 @@
 use fermata_testkit::{
     Cli, Random,
     cli::{self, array, await_that, count, string},
-    guests,
+    guests, is_long,
 };
-use std::{collections::BTreeSet, env, fs, process::Stdio, thread, time::Duration};
+use std::{collections::BTreeSet, fs, process::Stdio, thread, time::Duration};
 
 const SOON: Duration = Duration::from_secs(120);
 const BOOT: Duration = Duration::from_secs(240);
@@ -139,7 +139,7 @@ impl Kills {
     }
 
     fn rounds(&self, few: usize) {
-        let rounds = if env::var_os("FERMATA_LONG").is_some() { 100 } else { few };
+        let rounds = if is_long() { 100 } else { few };
         let (mut random, cli) = (Random::anew(), &self.cli);
         cli.checkpoint("first");
         let (mut unwanted, mut known) = self.more();

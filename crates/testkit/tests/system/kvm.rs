@@ -3,7 +3,7 @@
 
 use fermata_experiment::{Journey, Run};
 use fermata_linux::{clock::Stopwatch, probe};
-use fermata_testkit::{Bench, Snapshot, oracle::differing};
+use fermata_testkit::{Bench, Snapshot, is_long, oracle::differing};
 use std::{fs, path::Path, time::Duration};
 
 const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false, perturbation: None };
@@ -11,8 +11,8 @@ const RUNNING: Journey = Journey { eager: false, paused: false, fresh_randomness
 
 /// Where the guest is loaded, and where it writes: 16 MiB from 2 MiB on.
 const LOADED_AT: u32 = 0x10_0000;
-/// Between checkpoints under the firmware, which moves memory about, and under the guest.
-const PAUSES_MS: [u64; 4] = [3, 40, 10, 200];
+/// Between checkpoints under the firmware, which moves memory about, and under the guest. The first four, and all with `FERMATA_LONG=1`.
+const PAUSES_MS: [u64; 6] = [3, 40, 10, 200, 5, 100];
 const BOOT: Duration = Duration::from_secs(90);
 /// The guest has written to most of its pages.
 const AT_WORK: u64 = 12 << 20;
@@ -46,7 +46,8 @@ fn guest() -> Vec<u8> {
 /// Checkpoints under way come back as the memory was in the pause. Returns how many pages changed between the last two.
 fn instants(bench: &Bench, run: &Run) -> usize {
     let mut memories: Vec<Snapshot> = Vec::new();
-    for (number, pause) in PAUSES_MS.into_iter().enumerate() {
+    let count = if is_long() { PAUSES_MS.len() } else { 4 };
+    for (number, pause) in PAUSES_MS.into_iter().take(count).enumerate() {
         std::thread::sleep(Duration::from_millis(pause));
         let mut original = None;
         let (id, record) = run.checkpoint_observed(None, &mut |body| original = Some(Snapshot::of(body))).expect("a checkpoint");

@@ -9,7 +9,7 @@ use fermata_testkit::{
     Bench, Cli, Snapshot,
     bench::{await_console, console},
     cli::{array, await_that},
-    guests,
+    guests, is_long,
 };
 use fermata_types::Use;
 use fermata_vm::{Accel, qemu_program};
@@ -75,7 +75,7 @@ pub fn elsewhere(test: &str, row: &str, qemu: Option<PathBuf>) {
 
 #[test]
 fn a_guest_of_every_kind_comes_back_as_it_was() {
-    let more: &[[&str; 4]] = if env::var_os("FERMATA_LONG").is_some() { MORE_ROWS } else { &[] };
+    let more: &[[&str; 4]] = if is_long() { MORE_ROWS } else { &[] };
     for row in ROWS.iter().chain(more) {
         if translates_wrongly(row[0], row[1]) {
             fermata_testkit::skipped!("{row:?}, for the translator of QEMU 7 does not run Linux 6.12 reliably");

@@ -8,10 +8,10 @@ use fermata_testkit::{
     Bench,
     bench::{self, await_console_of, console_of},
     cli::await_that,
-    guests,
+    guests, is_long,
     measure::number_after,
 };
-use std::{env, time::Duration};
+use std::time::Duration;
 
 const BOOT: Duration = Duration::from_secs(240);
 const MEMORY_MIB: u32 = 192;
@@ -75,7 +75,7 @@ fn agree(body: &Body) -> u64 {
 
 #[test]
 fn a_replicated_service_loses_and_repeats_nothing_and_notices_nothing() {
-    let (checkpoints, journeys) = if env::var_os("FERMATA_LONG").is_some() { (200, 50) } else { (10, 3) };
+    let (checkpoints, journeys) = if is_long() { (200, 50) } else { (10, 3) };
     let bench = Bench::new(&three());
     let keeper = bench.keeper();
     keeper.boot().expect("it boots");

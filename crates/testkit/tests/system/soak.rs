@@ -7,9 +7,9 @@
 use fermata_testkit::{
     Cli, Random,
     cli::{await_that, count, string},
-    guests,
+    guests, is_long,
 };
-use std::{env, fs, time::Duration};
+use std::{fs, time::Duration};
 
 const SOON: Duration = Duration::from_secs(120);
 /// Between two checkpoints.
@@ -74,7 +74,7 @@ fn bytes(directory: &std::path::Path) -> u64 {
 
 #[test]
 fn a_guest_that_checks_itself_sees_nothing_and_what_a_keeper_holds_stays_bounded() {
-    let (checkpoints, journeys) = if env::var_os("FERMATA_LONG").is_some() { (2000, 200) } else { (100, 10) };
+    let (checkpoints, journeys) = if is_long() { (2000, 200) } else { (100, 10) };
     let cli = Cli::new();
     let more = format!("    image: {}\n    cpus: 2\n", cli.disk().display());
     cli.write("machine.yaml", &guests::tiny("soak", "fermata.run=selfcheck:48 fermata.disk=rw", &more));
