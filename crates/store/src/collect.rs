@@ -32,6 +32,7 @@ use crate::{
     removed,
 };
 use fermata_types::{CheckpointId, PackId};
+use heed::RwTxn;
 use in_order::{BATCH, Object};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -41,6 +42,9 @@ use std::{
     os::unix::fs::OpenOptionsExt,
     path::PathBuf,
 };
+
+/// How often a collection looks who descends from whom beside others who commit, before they wait for it.
+const LOOKS: usize = 3;
 
 /// How to collect.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -487,26 +491,44 @@ impl<'a> Collection<'a> {
             }
             Ok(held)
         })?;
+        self.forget_removed(&held)
+    }
+
+    /// Forgets removed checkpoints that nobody descends from, whose records lie in no pack any more.
+    fn forget_removed(&self, held: &HashSet<CheckpointId>) -> Result<()> {
         if self.removed_before.is_empty() || !self.marker.damaged.is_empty() {
             // Nobody knows whose records lie in packs that cannot be read.
             return Ok(());
         }
-        // Whoever stood on one that is held no more, and went on from it, is there by now. All records are looked at for this, and nobody is to wait with a commit meanwhile.
-        let ancestors = removed::ancestors(index, &*index.read()?)?;
-        let is_remembered = |id: &CheckpointId| ancestors.contains(id) || held.contains(id) || self.marker.has(id);
-        index.write(|write| {
-            for id in self.removed_before.iter().filter(|id| !is_remembered(id)) {
-                // Fetched again since, and perhaps removed again: it is remembered.
-                let mut is_there = index.has(write, &index.records, id.as_bytes())? || index.has(write, &index.trash, id.as_bytes())?;
-                for pack in self.marker.packs_of_record(id) {
-                    is_there |= index.has(write, &index.packs, &pack.to_be_bytes())?;
-                }
-                if !is_there {
-                    index.delete(write, &index.removed, id.as_bytes())?;
-                }
+        let index = &self.store.0.index;
+        // Whoever stood on one that is held no more, and went on from it, is there by now. All records are looked at for this, and nobody is to
+        // wait with a commit meanwhile; so what was seen counts only if nothing was committed since, and in the end somebody waits after all.
+        for _ in 0..LOOKS {
+            let read = index.read()?;
+            let (seen, parents) = (read.id(), removed::parents(index, &read)?);
+            drop(read);
+            if index.write(|write| if write.id() == seen + 1 { self.forget_all_but(&parents, held, write) } else { Ok(false) })? {
+                return Ok(());
             }
-            Ok(())
-        })
+        }
+        index.write(|write| self.forget_all_but(&removed::parents(index, write)?, held, write)).map(drop)
+    }
+
+    fn forget_all_but(&self, parents: &HashSet<CheckpointId>, held: &HashSet<CheckpointId>, write: &mut RwTxn<'_>) -> Result<bool> {
+        let index = &self.store.0.index;
+        removed::shorten(index, write)?;
+        let is_remembered = |id: &CheckpointId| parents.contains(id) || held.contains(id) || self.marker.has(id);
+        for id in self.removed_before.iter().filter(|id| !is_remembered(id)) {
+            // Fetched again since, and perhaps removed again: it is remembered.
+            let mut is_there = index.has(write, &index.records, id.as_bytes())? || index.has(write, &index.trash, id.as_bytes())?;
+            for pack in self.marker.packs_of_record(id) {
+                is_there |= index.has(write, &index.packs, &pack.to_be_bytes())?;
+            }
+            if !is_there {
+                index.delete(write, &index.removed, id.as_bytes())?;
+            }
+        }
+        Ok(true)
     }
 
     /// What was removed before all this began is collected.

@@ -13,7 +13,7 @@ use crate::{
 use fermata_types::CheckpointId;
 use heed::{RoTxn, RwTxn};
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     io,
     path::{Path, PathBuf},
 };
@@ -31,18 +31,22 @@ pub(crate) fn tell_of(store: &Store, ids: &[CheckpointId], fetched: bool) -> Res
     write(store)
 }
 
+/// Removed checkpoints that are remembered, with the parents that are said of them.
+fn all(index: &Index, read: &RoTxn<'_>) -> Result<BTreeMap<CheckpointId, Option<CheckpointId>>> {
+    let mut all = BTreeMap::new();
+    index.scan(read, &index.removed, ScanFrom::Start, |key, parent| {
+        let what = &"a removed checkpoint";
+        let parent = if parent.is_empty() { None } else { Some(index.checkpoint_id(parent, what)?) };
+        all.insert(index.checkpoint_id(key, what)?, parent);
+        Ok(true)
+    })?;
+    Ok(all)
+}
+
 /// Writes the removed checkpoints to a file beside the packs, if they are others than those that it has.
 pub(crate) fn write(store: &Store) -> Result<()> {
     let inner = &store.0;
-    let mut now = BTreeMap::new();
-    {
-        let read = inner.index.read()?;
-        inner.index.scan(&read, &inner.index.removed, ScanFrom::Start, |key, _| {
-            let id = inner.index.checkpoint_id(key, &"a removed checkpoint")?;
-            now.insert(id, parent_of_removed(&inner.index, &read, &id)?.flatten());
-            Ok(true)
-        })?;
-    }
+    let now = all(&inner.index, &*inner.index.read()?)?;
     let text = if now.is_empty() { String::new() } else { seal::seal(&lines(&now), seal::LINE) };
     let path = path(&inner.path);
     let before = content(&inner.path, &inner.sealing).unwrap_or_default();
@@ -139,18 +143,52 @@ pub(crate) fn leads_to(index: &Index, read: &RoTxn<'_>, from: Option<CheckpointI
     Ok(false)
 }
 
-/// Removed checkpoints that those who are there descend from.
-pub(crate) fn ancestors(index: &Index, read: &RoTxn<'_>) -> Result<HashSet<CheckpointId>> {
-    let mut ancestors = HashSet::new();
+/// Removed checkpoints that one that is there has as its parent.
+pub(crate) fn parents(index: &Index, read: &RoTxn<'_>) -> Result<HashSet<CheckpointId>> {
+    let mut parents = HashSet::new();
     index.scan(read, &index.records, ScanFrom::Start, |key, bytes| {
         let id = index.checkpoint_id(key, &"a record")?;
-        let mut at = Record::decode(bytes, &id, index.path())?.parent;
-        while let Some(removed) = at {
-            let Some(parent) = parent_of_removed(index, read, &removed)? else { break };
-            let is_new = ancestors.insert(removed);
-            at = parent.filter(|_| is_new);
+        if let Some(parent) = Record::decode(bytes, &id, index.path())?.parent
+            && index.has(read, &index.removed, parent.as_bytes())?
+        {
+            parents.insert(parent);
         }
         Ok(true)
     })?;
-    Ok(ancestors)
+    Ok(parents)
 }
+
+/// Has every removed checkpoint lead past those that are removed, too, so that none between is needed any more.
+pub(crate) fn shorten(index: &Index, write: &mut RwTxn<'_>) -> Result<()> {
+    let removed = all(index, write)?;
+    for (id, ancestor) in shortened(&removed) {
+        if removed[&id] != ancestor {
+            enter(index, write, &id, ancestor.as_ref())?;
+        }
+    }
+    Ok(())
+}
+
+/// Where removed checkpoints lead: from their parents to the nearest ancestors that were not removed.
+fn shortened(removed: &BTreeMap<CheckpointId, Option<CheckpointId>>) -> HashMap<CheckpointId, Option<CheckpointId>> {
+    let mut led = HashMap::new();
+    for id in removed.keys() {
+        let (mut line, mut at) = (Vec::new(), Some(*id));
+        let ancestor = loop {
+            let Some(id) = at else { break None };
+            if let Some(ancestor) = led.get(&id) {
+                break *ancestor;
+            }
+            let Some(parent) = removed.get(&id) else { break Some(id) };
+            // Should what remotes said lead in a circle, it leads nowhere.
+            led.insert(id, None);
+            line.push(id);
+            at = *parent;
+        };
+        led.extend(line.into_iter().map(|id| (id, ancestor)));
+    }
+    led
+}
+
+#[cfg(test)]
+mod tests;
