@@ -12,7 +12,7 @@ use crate::{
     Error, Progress, Record, Result, Store, Writer, hash,
     hold::Presence,
     pack,
-    refs::parent_of_removed,
+    refs::{parent_of_removed, remaining},
     removed,
     table::{Nodes as _, NodesMut as _},
 };
@@ -157,7 +157,11 @@ impl Store {
         for wanted in records.values() {
             let is_there = |id: &CheckpointId| Ok(records.contains_key(id) || is_known(self, id)?);
             // Where it is damaged who they were, it is as if nobody had told.
-            found.push((wanted.id, apart(lines::nearest(remote, experiment, wanted.record.parent, is_there))?.unwrap_or_default().1));
+            let (nearest, mut between) = apart(lines::nearest(remote, experiment, wanted.record.parent, is_there))?.unwrap_or_default();
+            if let Some(id) = nearest.filter(|id| !records.contains_key(id)) {
+                between.extend(self.removed_link(&id)?);
+            }
+            found.push((wanted.id, between));
         }
         for (id, between) in found {
             if let Some(wanted) = records.get_mut(&id) {
@@ -165,6 +169,14 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    /// What is remembered of a removed checkpoint: a collection may forget it before all is entered.
+    pub(super) fn removed_link(&self, id: &CheckpointId) -> Result<Option<Link>> {
+        let index = &self.0.index;
+        let read = index.read()?;
+        let is_removed = !index.has(&read, &index.records, id.as_bytes())? && parent_of_removed(index, &read, id)?.is_some();
+        Ok(if is_removed { Some((*id, remaining(index, &read, Some(*id))?)) } else { None })
     }
 }
 

@@ -13,6 +13,7 @@ use std::{
     sync::{Arc, Mutex, atomic::AtomicBool},
 };
 
+mod ancestors;
 mod arriving;
 mod away;
 mod damage;
