@@ -50,6 +50,8 @@ const STALLED_SOON: Duration = Duration::from_secs(5);
 const SLOWEST: u64 = 16 << 10;
 /// What is sent at once to object storage: the least that S3 takes as a part.
 const PART: usize = 5 << 20;
+/// Memory that an object gets before any of it is here, whatever length it is said to have.
+const AHEAD: u64 = 1 << 20;
 /// What is written to a directory before a rest.
 const WRITTEN: usize = 1 << 20;
 /// In a directory: what is to become an object that is swapped, under the lock.
@@ -178,10 +180,11 @@ impl Connection {
             };
             let length = got.range.end - got.range.start;
             if length > most {
-                return Err(io::Error::other(format!("it has {length} bytes, and may have {most}")));
+                let detail = format!("it has {length} bytes, and may have {most}");
+                return Err(io::Error::new(io::ErrorKind::FileTooLarge, detail));
             }
             let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
-            let mut bytes = Vec::with_capacity(length as usize);
+            let mut bytes = Vec::with_capacity(length.min(AHEAD) as usize);
             match got.payload {
                 // Here and now: a thread of its own for each piece would only take turns with this one.
                 GetResultPayload::File(file, _) => {
@@ -316,7 +319,11 @@ impl Remote for Connection {
         if let Address::Directory(directory) = &self.address {
             return Self::swap_file(directory, name, before, &bytes);
         }
-        let now = self.read(name, None, u64::MAX)?;
+        // What is longer than it should be is not what it should be, however long it is: none of it is read.
+        let now = match self.read(name, None, before.map_or(0, <[u8]>::len) as u64) {
+            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => return Ok(false),
+            now => now?,
+        };
         let (now, version) = now.map_or((None, None), |(bytes, version)| (Some(bytes), Some(version)));
         if now.as_deref() != before {
             return Ok(false);

@@ -208,7 +208,12 @@ impl<P: Remote> Remote for Sealed<P> {
     fn swap(&self, name: &str, before: Option<&[u8]>, bytes: Vec<u8>) -> io::Result<bool> {
         let outer = self.outer(name)?;
         // The same plain bytes are sealed otherwise each time: what is compared there is what was read there.
-        let sealed = self.place.get(&outer, u64::MAX)?;
+        let most = sealed_length(before.map_or(0, <[u8]>::len) as u64);
+        // Of what is longer than it should be a byte more tells that it is something else.
+        let sealed = self.place.range(&outer, 0, most + 1)?;
+        if sealed.as_ref().is_some_and(|sealed| sealed.len() as u64 > most) {
+            return Ok(false);
+        }
         let now = sealed.as_ref().map(|sealed| self.unseal(name, sealed, true)).transpose()?;
         if now.as_deref() != before {
             return Ok(false);

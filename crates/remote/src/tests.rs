@@ -159,6 +159,50 @@ fn of_two_who_change_an_object_one_is_told() {
 }
 
 #[test]
+fn what_is_longer_than_it_was_is_something_else() {
+    fn check(place: &dyn Remote) {
+        let long = vec![7; 200_000];
+        place.put("refs/long", long.clone()).unwrap();
+        for before in [None, Some(&long[..0]), Some(&long[..1]), Some(&long[..199_999])] {
+            assert!(!place.swap("refs/long", before, b"8".to_vec()).unwrap(), "{place}");
+        }
+        assert!(place.swap("refs/long", Some(&long[..]), b"8".to_vec()).unwrap(), "{place}");
+        assert_eq!(place.get("refs/long", 1).unwrap().unwrap(), b"8", "{place}");
+    }
+    on_each_kind(|place| {
+        check(place);
+        check(&Sealed::open(place, &Secret::KeyFile(vec![9; 32])).unwrap());
+    });
+}
+
+/// Who says of every object, as S3, that it has so many bytes, and sends three of them.
+fn one_who_boasts(length: u64) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let mut request = io::BufRead::lines(io::BufReader::new(&stream));
+            // It ends with an empty line.
+            while request.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
+            let _ = write!(&stream, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\nabc");
+        }
+    });
+    at
+}
+
+/// A process that asks for as much memory as that dies.
+#[test]
+fn who_announces_much_gets_no_memory_for_it() {
+    let place = s3_at(one_who_boasts(1 << 60), SECRET, None, Patience { retries: 0, stalled: Duration::from_secs(30) });
+    place.get("packs/a", u64::MAX).unwrap_err();
+    let error = place.get("packs/a", 3).unwrap_err().to_string();
+    assert!(error.contains("may have 3"), "{error}");
+    for before in [None, Some(&b"abc"[..])] {
+        assert!(!place.swap("refs/a", before, b"def".to_vec()).unwrap());
+    }
+}
+
+#[test]
 fn a_limit_is_kept() {
     let (server, directory) = (ObjectStorage::begin(), tempfile::tempdir().unwrap());
     let limit = || Some(Limit::new(8 << 20));

@@ -298,10 +298,14 @@ impl Writer {
                 let what = format!("checkpoint {} would descend from itself, by what is said about removed ones", id.short());
                 return Err(Error::refused(what, "look whether the remote is the right one"));
             }
-            match &record.parent {
-                Some(parent) if !is_known(index, write, parent)? => removed::enter(index, write, parent, None),
-                _ => Ok(()),
+            // Whatever something leads to is known from then on: when it comes after all, it is looked whether it leads back there.
+            let ends = [record.parent, between.last().and_then(|(_, ancestor)| *ancestor)];
+            for end in ends.into_iter().flatten() {
+                if !is_known(index, write, &end)? {
+                    removed::enter(index, write, &end, None)?;
+                }
             }
+            Ok(())
         });
         enter.map(drop)
     }

@@ -3,6 +3,9 @@
 //! Which table of blocks is that of an image is the remote's word until all of the image is here and its id can be found out. If it was another one, machines may have
 //! read what they should not have: they stand still for good then, and nothing of what they did becomes a checkpoint.
 //!
+//! What the remote lacks of it is waited for like a remote that is lost. A disk that fails is something that guests see, and remember in what becomes of them: no checkpoint
+//! could be taken of that, nor anything be repaired.
+//!
 //! Nothing of an image is written down before it is whole: a crash leaves no part of one, but packs that are not fetched again.
 
 use super::{
@@ -12,9 +15,9 @@ use super::{
 };
 use crate::{
     Error, ImageReader, Progress, Result, Store,
-    table::{Nodes as _, top_level},
+    table::{self, Loaded, Nodes, top_level},
 };
-use fermata_types::{ImageId, PageBuf, PageNumber};
+use fermata_types::{ImageId, NodeName, PageBuf, PageName, PageNumber};
 use std::{
     io,
     path::Path,
@@ -47,8 +50,8 @@ impl ImageReader for Arriving {
     }
 
     fn read_block(&self, block: PageNumber, into: &mut PageBuf) -> io::Result<()> {
-        let read = self.store.lookup(&self.record.root(), block).and_then(|name| match name {
-            Some(name) => self.store.read_page(&name, into),
+        let read = table::lookup(self, &self.record.root(), block).and_then(|name| match name {
+            Some(name) => self.page(&name, into),
             None => {
                 into.fill(0);
                 Ok(())
@@ -58,9 +61,45 @@ impl ImageReader for Arriving {
     }
 }
 
+/// Its table, of which what is nowhere is waited for.
+impl Nodes for Arriving {
+    fn load(&self, name: &NodeName) -> Result<Arc<Loaded>> {
+        let loaded = self.store.0.load(name);
+        let Some(away) = self.lacking(&loaded) else { return loaded };
+        match away.node(name)? {
+            Some(node) => Ok(Arc::new(Loaded { node, base: None, at: None })),
+            None => self.store.0.load(name),
+        }
+    }
+
+    fn misplaced(&self, name: &NodeName, detail: String) -> Error {
+        self.store.0.misplaced(name, detail)
+    }
+}
+
+impl Arriving {
+    fn page(&self, name: &PageName, into: &mut PageBuf) -> Result<()> {
+        let read = self.store.read_page(name, into);
+        let Some(away) = self.lacking(&read) else { return read };
+        if away.page(name, into)? { Ok(()) } else { self.store.read_page(name, into) }
+    }
+
+    /// Whom to wait with for what was to be read, if that is neither here nor was in any pack of the remote.
+    fn lacking<T>(&self, read: &Result<T>) -> Option<Arc<Away>> {
+        match read {
+            // One that was known of an image that was here is not here any more.
+            Err(Error::Missing { .. } | Error::ImageNotOpen { .. }) => {
+                self.store.away().filter(|away| away.record.images.contains(&self.id))
+            }
+            _ => None,
+        }
+    }
+}
+
 impl Away {
     /// A golden image that the checkpoint stands on and that is nowhere here, as the remote has it. It can be read until the checkpoint is here; before that, whoever
-    /// [fetches](Away::fetch) tells where it lies then. None: the remote does not have it. To be asked before all is fetched.
+    /// [fetches](Away::fetch) tells where it lies then. None: the remote does not have it. To be asked before all is fetched. Fails if the remote has packs that cannot
+    /// be read, and lacks something of the image.
     pub fn image(&self, id: &ImageId) -> Result<Option<Arc<dyn ImageReader>>> {
         if !self.record.images.contains(id) {
             return Ok(None);
@@ -71,6 +110,10 @@ impl Away {
         }
         let Some(record) = image::find(&*self.remote, id)? else { return Ok(None) };
         let root = record.root();
+        if !self.catalog().unreadable.is_empty() {
+            // As when it was begun: nobody stands on what will have to be waited for.
+            self.store.check_remote_image(&*self.remote, &root)?;
+        }
         // A table that is not there, or is none of so many blocks, is found before anybody stands on it.
         if let Some(top) = root.node
             && self.store.0.load(&top)?.node.level != top_level(&root)?

@@ -7,7 +7,8 @@
 //! Whoever waits for a page waits for as long as the remote cannot be reached, or says something wrong: it is asked again and again, at growing intervals. What
 //! comes is checked against its name like everything else. One that says nothing at all, as a directory of a server that is gone, counts as failing after some seconds.
 //!
-//! Packs that are gone were rewritten, or pruned: then it is looked again where things lie.
+//! Packs that are gone were rewritten, or pruned: then it is looked again where things lie. What lies nowhere any more may have been lost, and is waited for until somebody
+//! has repaired the remote; so are blocks of golden images that lay nowhere from the beginning.
 
 use super::{
     CopyStage, Name, PullOptions, Pulled, Remote,
@@ -137,7 +138,7 @@ impl State {
 
 /// Why an object could not be read.
 enum Missed {
-    /// The pack is not there any more.
+    /// It is in no pack, or the pack is not there any more.
     Gone,
     Wrong(String),
 }
@@ -348,11 +349,11 @@ impl Away {
         self.catalog().find(name).is_some()
     }
 
-    fn catalog(&self) -> Arc<Catalog> {
+    pub(super) fn catalog(&self) -> Arc<Catalog> {
         self.catalog.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Looks again where things lie on the remote, for what is wanted is not there any more. False: it lies nowhere else.
+    /// Looks again where things lie on the remote, for what is wanted is not there any more, or never was. False: it lies nowhere else.
     fn look_again(&self, before: &Arc<Catalog>, wanted: &Name) -> Result<bool> {
         // Somebody else may have looked.
         if !Arc::ptr_eq(before, &self.catalog()) {
@@ -420,7 +421,11 @@ impl Away {
                 let inner = &self.store.0;
                 let base = match inner.away_with(&inner.index.nodes, delta.base.as_bytes())? {
                     Some(_) => self.node_upon(&delta.base, deltas_left - 1)?,
-                    None => Some(inner.load(&delta.base)?.node.clone()),
+                    None => match inner.load(&delta.base) {
+                        // It is nowhere, and is waited for like what stands on it.
+                        Err(Error::Missing { .. }) => self.node_upon(&delta.base, deltas_left - 1)?,
+                        loaded => Some(loaded?.node.clone()),
+                    },
                 };
                 let Some(base) = base else { return Ok(None) };
                 delta.apply(&base).map_err(wrong)?
@@ -432,7 +437,7 @@ impl Away {
         Ok(Some(node))
     }
 
-    /// An object that `check` finds to be what it should be. Asks until it has it; none: it is here by now.
+    /// An object that `check` finds to be what it should be. Asks until it has it, also where it is in no pack yet; none: it is here by now.
     fn object<T>(
         &self,
         name: &Name,
@@ -440,28 +445,30 @@ impl Away {
         what: &'static str,
         check: impl Fn(&[u8]) -> std::result::Result<T, String>,
     ) -> Result<Option<T>> {
-        let nowhere = || {
-            Error::refused(
-                format!("{} is in no pack at {}", Named(what, name), self.remote),
-                "where it is whole, `fermata remote verify --repair` sends it again",
-            )
-        };
         let demand = Demand::new(self);
         let (mut fresh, mut interval) = (false, RETRY_FIRST);
         loop {
             let catalog = self.catalog();
-            let at = catalog.find(name).ok_or_else(nowhere)?;
-            let pack = &catalog.packs[at.pack as usize];
-            let frame = match pack.contents.entries[at.frame as usize].kind == kind {
-                true => self.frame(pack, at.frame, fresh),
-                false => Err(Missed::Wrong(format!("what lies there is no {what}"))),
+            let found = catalog.find(name).map(|at| (at, &catalog.packs[at.pack as usize]));
+            let frame = match found {
+                None => Err(Missed::Gone),
+                Some((at, pack)) if pack.contents.entries[at.frame as usize].kind == kind => {
+                    self.frame(pack, at.frame, fresh).map(|frame| (frame, at.place))
+                }
+                Some(_) => Err(Missed::Wrong(format!("what lies there is no {what}"))),
             };
-            let read = frame.and_then(|frame| Ok(frame.object(at.place.into()).and_then(&check)?));
+            let read = frame.and_then(|(frame, place)| Ok(frame.object(place.into()).and_then(&check)?));
             match read {
                 Ok(value) => return Ok(Some(value)),
                 // Where it is now, it is asked for at once.
                 Err(Missed::Gone) if self.look_again(&catalog, name).unwrap_or(false) => continue,
-                Err(missed) => demand.failed(format!("{}: {missed}", pack_name(&pack.id))),
+                Err(missed) => demand.failed(match found {
+                    Some((_, pack)) => format!("{}: {missed}", pack_name(&pack.id)),
+                    None => {
+                        let what = Named(what, name);
+                        format!("{what} is in no pack there: where it is whole, `fermata remote verify --repair` sends it again")
+                    }
+                }),
             }
             if !self.sleep(interval) {
                 return if self.lock().here { Ok(None) } else { Err(self.ended(&Named(what, name))) };

@@ -5,7 +5,7 @@ use super::{
     images::{Image, content, image, standing},
     *,
 };
-use crate::{ImageReader, remote::Away};
+use crate::{ImageReader, hash, remote::Away};
 use fermata_types::{ImageId, PageBuf, PageNumber};
 use std::{os::unix::fs::MetadataExt, time::Duration};
 
@@ -38,6 +38,14 @@ impl Scene {
         assert_eq!((image, path), (&self.image, self.to.own_image(&self.image).as_path()));
         assert!(fs::File::open(path).unwrap().try_lock().is_err(), "whoever collects could have it");
         self.to.add_image(*image, Arc::new(Image(fs::read(path).unwrap())), &mut |_| {})
+    }
+
+    /// The pack that has a block of the image.
+    fn pack_of(&self, number: PageNumber) -> PathBuf {
+        let going = lease::Going::look(&self.place).unwrap();
+        let catalog = catalog::Catalog::read(&self.from, &self.place, 1, &going, false, &mut |_| {}).unwrap();
+        let at = catalog.find(hash::page(&block(&image(), number)).as_bytes()).unwrap();
+        self.place.path(&catalog::pack_name(&catalog.packs[at.pack as usize].id))
     }
 
     /// The object that says what the image is.
@@ -112,6 +120,95 @@ fn whoever_needs_a_block_of_a_remote_that_is_lost_waits_for_it() {
         let error = reads.join().unwrap().unwrap_err().to_string();
         assert!(error.contains(&scene.image.short()) && error.contains("the place"), "{error}");
     });
+}
+
+/// Whatever pack is gone before it begins. Who answered that nobody has a block would let its guest see a disk that fails.
+#[test]
+fn whoever_needs_a_block_that_a_remote_has_lost_waits_until_it_is_there_again() {
+    let (scene, expected) = (Scene::new(), image());
+    let blocks = expected.blocks() as PageNumber;
+    let mut waits = 0;
+    for pack in scene.place.objects("packs/") {
+        let here = tempfile::tempdir().unwrap();
+        let to = store(here.path());
+        let begin = || to.begin_away(Box::new(scene.place.clone()), "lab", &scene.id, || Duration::ZERO, &mut |_, _| {}).unwrap();
+        // The top of the table is known from before: without it nobody would stand on the image.
+        let before = begin();
+        before.image(&scene.image).unwrap().unwrap();
+        before.end();
+        let bytes = fs::read(&pack).unwrap();
+        fs::remove_file(&pack).unwrap();
+        let away = begin();
+        let reader = away.image(&scene.image).unwrap().unwrap();
+        let (state, same) = thread::scope(|scope| {
+            let reads = scope.spawn(|| (0..blocks).all(|number| block(&*reader, number) == block(&expected, number)));
+            while !away.state().waited_for && !reads.is_finished() {
+                thread::yield_now();
+            }
+            let state = away.state();
+            fs::write(&pack, &bytes).unwrap();
+            (state, reads.join().unwrap())
+        });
+        assert!(same, "they are the same blocks");
+        if state.waited_for {
+            let trouble = state.trouble.unwrap();
+            assert!(trouble.contains("is in no pack there") && trouble.contains("verify --repair"), "{trouble}");
+            waits += 1;
+        }
+        assert_eq!((away.state().waited_for, away.state().trouble), (false, None));
+        away.end();
+    }
+    // That of the blocks, and that of the nodes.
+    assert!(waits >= 2, "only {waits} of the packs were waited for");
+}
+
+#[test]
+fn a_block_that_a_remote_has_lost_comes_when_it_is_there_again_and_so_does_all() {
+    let scene = Scene::new();
+    let (pack, lost) = (scene.pack_of(700), scene.place.path("lost"));
+    fs::rename(&pack, &lost).unwrap();
+    let away = scene.begin();
+    let reader = away.image(&scene.image).unwrap().unwrap();
+    thread::scope(|scope| {
+        let reads = scope.spawn(|| block(&*reader, 700));
+        let fetches = scope.spawn(|| away.fetch(&scene.place, &mut |image, path| scene.open(image, path), &mut || Ok(())).is_some());
+        while !away.state().waited_for && !reads.is_finished() {
+            thread::yield_now();
+        }
+        let waited_for = away.state().waited_for;
+        fs::rename(&lost, &pack).unwrap();
+        assert!(reads.join().unwrap() == block(&image(), 700), "it is the same block");
+        assert!(fetches.join().unwrap() && waited_for);
+    });
+    assert!(content(&scene.to, &scene.image) == image().0, "it is the same image");
+    assert_same_pages(&scene.to, &scene.from, &scene.id);
+    assert_whole(&scene.to);
+}
+
+#[test]
+fn nobody_stands_on_an_image_that_lies_in_a_pack_that_cannot_be_read() {
+    let scene = Scene::new();
+    // What it has in its memory is not in the image.
+    let mut writer = scene.from.writer().unwrap();
+    writer.stand_on(&[scene.image]);
+    let ram = writer.put_page(&page(2)).unwrap().0;
+    let ram = writer.update_table(&Root::empty(4000), &[(0, Some(ram))]).unwrap();
+    let record = Record { branch: "other".into(), images: vec![scene.image], ..record(None, 2, ram, BTreeMap::new()) };
+    let id = writer.commit(&record).unwrap();
+    push(&scene.from, &scene.place, &[id]).unwrap();
+    let begin = || scene.to.begin_away(Box::new(scene.place.clone()), "lab", &id, || Duration::ZERO, &mut |_, _| {}).unwrap();
+    let pack = scene.pack_of(700);
+    let good = fs::read(&pack).unwrap();
+    fs::write(&pack, &good[..good.len() - 1]).unwrap();
+    let away = begin();
+    let error = away.image(&scene.image).err().unwrap().to_string();
+    assert!(error.contains("is in no pack at the place"), "{error}");
+    away.end();
+    fs::write(&pack, good).unwrap();
+    let away = begin();
+    let reader = away.image(&scene.image).unwrap().unwrap();
+    assert!(block(&*reader, 700) == block(&image(), 700), "it is the same block");
+    away.end();
 }
 
 /// The remote is cut off, and all ends, after any number of steps: what is there is whole, and the next one has it come.

@@ -1,9 +1,10 @@
 //! Remotes of which something was lost, and stores that have less than they seem to.
 
 use super::{
-    images::{image, standing},
+    images::{content, image, pull_both, standing},
     *,
 };
+use crate::hash;
 
 /// Checkpoints that were pushed one by one.
 fn pushed(store: &Store, place: &Place, length: u64) -> Vec<CheckpointId> {
@@ -155,6 +156,29 @@ fn a_remote_that_has_lost_a_pack_is_mended() {
             ids.iter().for_each(|id| assert_eq!(pages(&to, id), pages(&from, id)));
         }
     }
+}
+
+/// Whoever has the image here lacks nothing of it himself.
+#[test]
+fn a_golden_image_of_which_a_remote_has_lost_blocks_is_mended() {
+    let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+    let (from, to) = (store(here.path()), store(there.path()));
+    let (id, image_id) = standing(&from, image());
+    push(&from, &place, &[id]).unwrap();
+    assert!(verify(&from, &place, &[id]).broken.is_empty());
+    let catalog = catalog::Catalog::read(&from, &place, 1, &lease::Going::look(&place).unwrap(), false, &mut |_| {}).unwrap();
+    let at = catalog.find(hash::page(&page(5700)).as_bytes()).unwrap();
+    fs::remove_file(place.path(&catalog::pack_name(&catalog.packs[at.pack as usize].id))).unwrap();
+    let found = verify(&from, &place, &[id]);
+    assert_eq!(broken(&found), [id]);
+    let error = found.broken[0].1.to_string();
+    assert!(error.contains("is in no pack"), "{error}");
+    // What goes from here is the checkpoint.
+    from.check_remote(&place, "lab", &[id], true, &mut |_| {}).unwrap();
+    from.repair_remote(&place, &[id], &PushOptions::default(), &mut |_, _| {}).unwrap();
+    assert!(verify(&from, &place, &[id]).broken.is_empty());
+    pull_both(&to, &place, &id, &image_id).unwrap();
+    assert!(content(&to, &image_id) == image().0, "it is the same image");
 }
 
 #[test]

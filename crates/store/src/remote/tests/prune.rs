@@ -101,6 +101,31 @@ fn lines_lead_over_what_was_removed() {
     assert!(error.contains("descend from itself"), "{error}");
 }
 
+/// A place says of a checkpoint that is not there that it descends from one that descends from it, and that comes later.
+#[test]
+fn lines_that_lead_to_what_comes_later_make_no_circle() {
+    let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+    let (from, to) = (store(here.path()), store(there.path()));
+    let ids = history(&from, 2);
+    from.set_branch("lab", "main", &ids[0]).unwrap();
+    let sibling = grow(&from, Some(ids[0]), 7).unwrap();
+    push(&from, &place, &[ids[1], sibling]).unwrap();
+    fs::create_dir_all(place.path("removed/lab")).unwrap();
+    fs::write(place.path(&format!("removed/lab/{}", ids[0])), format!("{}\n", ids[1])).unwrap();
+    pull(&to, &place, &[sibling]).unwrap();
+    let error = pull(&to, &place, &ids[1..]).unwrap_err().to_string();
+    assert!(error.contains("descend from itself"), "{error}");
+    assert_eq!(to.records().unwrap().into_iter().map(|(id, record)| (id, record.parent)).collect::<Vec<_>>(), [(sibling, None)]);
+    assert_whole(&to);
+    // Without that lie both descend from one that is not there.
+    let (there, honest) = (tempfile::tempdir().unwrap(), Place::new());
+    let to = store(there.path());
+    push(&from, &honest, &[ids[1], sibling]).unwrap();
+    pull(&to, &honest, &[sibling]).unwrap();
+    pull(&to, &honest, &ids[1..]).unwrap();
+    assert_eq!(to.records().unwrap().len(), 2);
+}
+
 #[test]
 fn what_has_a_name_stays() {
     let (here, place) = (tempfile::tempdir().unwrap(), Place::new());
