@@ -228,7 +228,7 @@ fn stay_away(stands: &dyn Fn() -> Option<Stands>) {
     }
 }
 
-/// Copies what is new, which shows in branches and tags that are elsewhere than they were. Whether something went wrong; none: the keeper is gone.
+/// Copies what is new, which shows in branches and tags that are elsewhere than they were. Whether something could not be copied; none: the keeper is gone.
 fn look(keeper: &Weak<Keeper>, done: &mut BTreeMap<String, Done>) -> Option<bool> {
     let (store, experiment) = {
         let keeper = keeper.upgrade()?;
@@ -236,33 +236,32 @@ fn look(keeper: &Weak<Keeper>, done: &mut BTreeMap<String, Done>) -> Option<bool
     };
     // A panic is a bug of ours; without this thread nothing would be copied any more, and nobody told.
     let copied = catch_unwind(AssertUnwindSafe(|| copy_new(&store, &experiment, done, &|| stay_away(&|| stands(keeper)))));
-    let trouble = match copied {
-        Ok(Ok(())) => None,
-        Ok(Err(problem)) => Some(format!("checkpoints could not be backed up, which is tried again: {problem}")),
-        Err(_) => Some("backing up checkpoints panicked. This is a bug, of which the keeper's log tells more".to_owned()),
+    let copied = match copied {
+        Ok(copied) => copied.map_err(|problem| format!("checkpoints could not be backed up, which is tried again: {problem}")),
+        Err(_) => Err("backing up checkpoints panicked. This is a bug, of which the keeper's log tells more".to_owned()),
     };
-    if let Some(trouble) = &trouble {
+    if let Err(trouble) = &copied {
         tracing::warn!("{trouble}");
     }
-    let is_trouble = trouble.is_some();
-    keeper.upgrade()?.tell_backup(trouble);
-    Some(is_trouble)
+    let has_failed = copied.is_err();
+    keeper.upgrade()?.tell_backup(copied.map_or_else(Some, |unthinned| unthinned.map(|problem| problem.message)));
+    Some(has_failed)
 }
 
-/// `step` is called between the steps of a copy.
-fn copy_new(store: &Path, experiment: &str, done: &mut BTreeMap<String, Done>, step: &dyn Fn()) -> Result<(), Problem> {
+/// `step` is called between the steps of a copy. Where all was copied: why what a remote is not to keep could not be removed there, which keeps no copy from going on.
+fn copy_new(store: &Path, experiment: &str, done: &mut BTreeMap<String, Done>, step: &dyn Fn()) -> Result<Option<Problem>, Problem> {
     let mine = of_experiment(kept(store)?, experiment);
     done.retain(|remote, _| mine.contains_key(remote));
     // One that cannot be reached keeps nothing from the others.
-    let mut failed = None;
+    let (mut failed, mut unthinned) = (None, None);
     for (remote, entry) in &mine {
         let done = done.entry(remote.clone()).or_default();
         let copied = copy_to(store, experiment, entry, done, step);
-        if let Err(error) = copied.and_then(|()| thin(store, experiment, entry, done, step)) {
-            failed.get_or_insert(error);
-        }
+        let thinned = if copied.is_ok() { thin(store, experiment, entry, done, step) } else { Ok(()) };
+        failed = failed.or(copied.err());
+        unthinned = unthinned.or(thinned.err());
     }
-    failed.map_or(Ok(()), Err)
+    failed.map_or(Ok(unthinned), Err)
 }
 
 /// By remote, how an experiment is copied. What was said of it counts for more than what was said of all.
@@ -316,12 +315,23 @@ fn thin(store: &Path, experiment: &str, entry: &BackupEntry, done: &mut Done, st
     let remote = &entry.remote;
     let request = RemotePruneRequest { copy: request(experiment, entry), keep: Some(keep), ..RemotePruneRequest::default() };
     let pruned = remote_prune::prune(store, &request, &mut |_| step());
-    let result = pruned.map_err(|problem| Problem::new(format!("what {remote} is not to keep stays there: {problem}"))).map(|pruned| {
-        tracing::info!("{} checkpoints were not to be kept on {remote} any longer", pruned.removed.len());
-    });
+    let result = match pruned {
+        Ok(pruned) => {
+            tracing::info!("{} checkpoints were not to be kept on {remote} any longer", pruned.removed.len());
+            Ok(())
+        }
+        Err(problem) => {
+            let trouble = format!("what {remote} is not to keep could not be removed there, which is tried again: {problem}");
+            tracing::warn!("{trouble}");
+            Err(Problem::new(trouble))
+        }
+    };
     done.thinned = Some((Stopwatch::start(), result.clone()));
     result
 }
+
+#[cfg(test)]
+mod deaths;
 
 #[cfg(test)]
 mod tests {
@@ -330,7 +340,7 @@ mod tests {
         remotes::{Encryption, RemoteEntry},
         samples,
     };
-    use std::cell::Cell;
+    use std::{cell::Cell, path::PathBuf};
 
     #[test]
     fn a_copy_begins_behind_a_checkpoint_and_not_within_one() {
@@ -356,25 +366,54 @@ mod tests {
         assert!(watch.elapsed() < AWAY_MAX);
     }
 
+    /// A store below a directory, whose keepers copy to another directory beside it, `nas`, where the last one of a branch is kept.
+    pub(super) fn kept_up(place: &Path) -> (PathBuf, Store, BackupEntry) {
+        let here = place.join("store");
+        let store = Store::open(&here).unwrap();
+        let address = place.join("nas").display().to_string();
+        remotes::add(&here, RemoteEntry::new("nas".into(), address, None, Encryption::None)).unwrap();
+        let entry = BackupEntry { remote: "nas".into(), experiment: None, limit_bytes: None, keep: Some("last 1".parse().unwrap()) };
+        keep(&here, entry.clone()).unwrap();
+        (here, store, entry)
+    }
+
+    pub(super) fn there(here: &Path) -> There {
+        let request = CopyRequest { remote: Some("nas".into()), experiment: "lab".into(), ..CopyRequest::default() };
+        remotes::there(here, &request).unwrap()
+    }
+
+    fn grow(store: &Store, parent: Option<CheckpointId>, created_ns: u64) -> CheckpointId {
+        let record = Record { parent, ..samples::record("lab", created_ns) };
+        store.writer().unwrap().commit(&record).unwrap()
+    }
+
+    #[test]
+    fn a_thinning_that_fails_keeps_no_copy_from_going_on() {
+        let place = tempfile::tempdir().unwrap();
+        let (here, store, _) = kept_up(place.path());
+        let mut done = BTreeMap::new();
+        // What stands on a pack that cannot be read is not known, so nothing goes; and it keeps nothing from being sent.
+        let pack = place.path().join(format!("nas/packs/00/{}.pack", "0".repeat(64)));
+        fs::create_dir_all(pack.parent().unwrap()).unwrap();
+        fs::write(&pack, "no pack").unwrap();
+        let first = grow(&store, None, 1);
+        let unthinned = copy_new(&here, "lab", &mut done, &|| ()).unwrap().unwrap().message;
+        assert!(unthinned.contains("nas is not to keep") && unthinned.contains("cannot be read"), "{unthinned}");
+        let second = grow(&store, Some(first), 2);
+        assert_eq!(copy_new(&here, "lab", &mut done, &|| ()).unwrap().unwrap().message, unthinned, "not tried again yet, and still told");
+        assert_eq!(there(&here).checkpoints, [first, second].into());
+        fs::remove_file(pack).unwrap();
+        assert!(copy_new(&here, "lab", &mut BTreeMap::new(), &|| ()).unwrap().is_none());
+        assert_eq!(there(&here).checkpoints, [second].into());
+    }
+
     #[test]
     fn a_copy_that_is_kept_up_keeps_what_was_said() {
         let place = tempfile::tempdir().unwrap();
-        let here = place.path().join("store");
-        let store = Store::open(&here).unwrap();
-        let address = place.path().join("nas").display().to_string();
-        remotes::add(&here, RemoteEntry::new("nas".into(), address, None, Encryption::None)).unwrap();
-        let grow = |parent, created_ns| {
-            let record = Record { parent, ..samples::record("lab", created_ns) };
-            store.writer().unwrap().commit(&record).unwrap()
-        };
-        let there = || {
-            let request = CopyRequest { remote: Some("nas".into()), experiment: "lab".into(), ..CopyRequest::default() };
-            remotes::there(&here, &request).unwrap().checkpoints
-        };
+        let (here, store, _) = kept_up(place.path());
+        let (grow, there) = (|parent, created_ns| grow(&store, parent, created_ns), || there(&here).checkpoints);
         let mut done = BTreeMap::new();
-        let copy = |done: &mut BTreeMap<String, Done>| copy_new(&here, "lab", done, &|| ()).unwrap();
-        let entry = BackupEntry { remote: "nas".into(), experiment: None, limit_bytes: None, keep: Some("last 1".parse().unwrap()) };
-        keep(&here, entry).unwrap();
+        let copy = |done: &mut BTreeMap<String, Done>| assert!(copy_new(&here, "lab", done, &|| ()).unwrap().is_none());
         copy(&mut done);
         let first = grow(None, 1);
         let second = grow(Some(first), 2);

@@ -1,8 +1,11 @@
 //! Remotes of a store, and copying checkpoints to and from them. None of it needs a keeper.
 //!
 //! - `copied`: what was copied, as values
+//! - `mortal`: hosts that die while they change a remote, for tests
 
 mod copied;
+#[cfg(test)]
+pub(crate) mod mortal;
 
 pub use copied::{Broken, Copied, CopiedImage, CopiedRef, ImageOutcome, Outcome};
 
@@ -549,7 +552,10 @@ pub(crate) fn connect_impatient(store: &Path, request: &CopyRequest) -> Result<B
 
 fn reach(entry: &RemoteEntry, request: &CopyRequest) -> Result<Box<dyn Remote>, Problem> {
     let address = address(&entry.address)?;
-    fermata_remote::open(&address, request.limit_bytes.or(entry.limit_bytes)).map_err(|error| unreachable(entry, &error))
+    let place = fermata_remote::open(&address, request.limit_bytes.or(entry.limit_bytes)).map_err(|error| unreachable(entry, &error))?;
+    #[cfg(test)]
+    let place = mortal::of_this_life(place);
+    Ok(place)
 }
 
 /// A place, through its encryption where it has one.

@@ -143,6 +143,13 @@ impl Body {
         self.network.as_ref().is_some_and(Network::claim_telling)
     }
 
+    /// Whoever was to have the guests see it cannot.
+    pub(crate) fn give_up_showing_links(&self) {
+        if let Some(network) = &self.network {
+            network.give_up_telling();
+        }
+    }
+
     /// No link changes while this is held, and guests have seen what has changed; but for events, which are held by themselves.
     pub(crate) fn hold_links(&self) -> Option<MutexGuard<'_, Vec<bool>>> {
         self.network.as_ref().map(|network| network.hold_links(&self.machines))
@@ -173,15 +180,16 @@ impl Body {
         side_by_side(&self.machines, |body| body.machine().glance())
     }
 
-    /// Lets the machines go on, and wakes those that have suspended themselves to RAM: nobody has paused them, and no key is there to be pressed.
-    pub fn resume(&self) -> Result<()> {
-        self.go_on()?;
+    /// Lets the machines go on because somebody wants it, and wakes those that have suspended themselves to RAM: nobody has paused them, and no key is there to be pressed.
+    pub fn resume_and_wake(&self) -> Result<()> {
+        self.resume()?;
         let woken: fermata_vm::Result<()> = side_by_side(&self.machines, |body| body.machine().wake()).into_iter().collect();
         woken.map_err(Error::from)
     }
 
     /// Lets all machines go on together that were paused, or that do not answer: one that hangs may be yet to stop. If none is paused, all of them are asked, and say why not.
-    fn go_on(&self) -> Result<()> {
+    /// One that sleeps sleeps on.
+    pub fn resume(&self) -> Result<()> {
         let seen = self.glance();
         let none = !seen.contains(&Status::Paused);
         let goes = |status: &Status| none || matches!(status, Status::Paused | Status::Silent);
@@ -208,7 +216,7 @@ impl Body {
         let sleeps = matches!(&result, Err(Error::Machine(fermata_vm::Error::Unsupported { .. })));
         if ran
             && sleeps
-            && let Err(error) = self.go_on()
+            && let Err(error) = self.resume()
         {
             tracing::warn!("after a pause that could not be: {error}");
         }

@@ -88,6 +88,11 @@ impl Network {
         !self.teller.swap(true, Ordering::AcqRel)
     }
 
+    /// Whoever was to have the guests see it cannot: with the next change somebody else is to.
+    pub fn give_up_telling(&self) {
+        self.teller.store(false, Ordering::Release);
+    }
+
     /// No link changes while this is held, and what has changed before was told: so links and carriers are alike in a checkpoint.
     pub fn hold_links(&self, machines: &[MachineBody]) -> MutexGuard<'_, Vec<bool>> {
         let mut told = self.told();
@@ -202,6 +207,8 @@ mod tests {
         assert_eq!(*network.told(), [true; 2], "nobody was told yet");
         assert!(network.claim_telling());
         assert!(!network.claim_telling(), "one who is about to look sees what else has changed");
+        network.give_up_telling();
+        assert!(network.claim_telling(), "one who could not look keeps nobody from it");
         assert_eq!(*network.hold_links(&[]), [false; 2]);
         assert!(network.claim_telling(), "who has looked does not see what changes now");
         network.change(&[], InterfaceId(1), &Change { up: Some(true), ..Change::default() }).unwrap();

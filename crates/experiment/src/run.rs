@@ -256,9 +256,14 @@ impl Run {
         if !body.claim_showing_links() {
             return;
         }
-        let shown = thread::Builder::new().name("carriers".to_owned()).spawn(move || drop(body.hold_links()));
+        let teller = body.clone();
+        let shown = thread::Builder::new().name("carriers".to_owned()).spawn(move || drop(teller.hold_links()));
         if let Err(error) = shown {
-            tracing::warn!("run {}: guests see the change of a link with the next checkpoint: no thread for it: {error}", self.name);
+            body.give_up_showing_links();
+            let name = &self.name;
+            tracing::warn!(
+                "run {name}: guests see the change of a link with the next one, or with the next checkpoint: no thread for it: {error}"
+            );
         }
     }
 
@@ -585,10 +590,19 @@ impl Run {
         between_checkpoints(&parts, "pause", || body.pause())
     }
 
-    /// Lets the machines go on.
+    /// Lets the machines go on. Those that have suspended themselves to RAM sleep on.
     pub fn resume(&self) -> Result<()> {
+        self.go_on(Body::resume)
+    }
+
+    /// Lets the machines go on because somebody wants it: those that have suspended themselves to RAM are woken, too.
+    pub fn resume_and_wake(&self) -> Result<()> {
+        self.go_on(Body::resume_and_wake)
+    }
+
+    fn go_on(&self, resume: fn(&Body) -> Result<()>) -> Result<()> {
         let (parts, body) = self.here();
-        between_checkpoints(&parts, "resume", || body.resume())?;
+        between_checkpoints(&parts, "resume", || resume(&body))?;
         self.wake();
         Ok(())
     }

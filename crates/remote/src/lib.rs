@@ -340,9 +340,14 @@ impl Remote for Connection {
 
     fn remove(&self, name: &str) -> io::Result<()> {
         let Some(place) = self.place()? else { return Ok(()) };
-        match self.runtime.block_on(place.delete(&self.name(name))) {
-            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(told(error)),
+        match (self.runtime.block_on(place.delete(&self.name(name))), &self.address) {
+            // A crash of the host must not bring back what went before something else was changed. The store of objects syncs only what it writes.
+            (Ok(()), Address::Directory(directory)) => {
+                let path = directory.join(name);
+                fs::File::open(path.parent().expect("it lies in the directory"))?.sync_all()
+            }
+            (Ok(()) | Err(Error::NotFound { .. }), _) => Ok(()),
+            (Err(error), _) => Err(told(error)),
         }
     }
 

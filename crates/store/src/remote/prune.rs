@@ -19,7 +19,7 @@ use super::{
     shelf::Shelf,
     unescape,
 };
-use crate::{Error, Progress, Record, Result, Store, hash, node::Stored, pack::Kind};
+use crate::{Error, Progress, Record, Result, Store, hash, node::Stored, pack::Kind, refs::parents_first};
 use fermata_types::{BlobName, CheckpointId, ImageId, NodeName, PackId, PageBuf, PageName, ZERO_PAGE};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -186,26 +186,31 @@ impl Prune<'_> {
     }
 
     /// Removes records. Those who descend from them learn from whom they descend now.
+    ///
+    /// From the oldest on: whoever dies on the way leaves none that nothing after it descends from. Such a one would be taken for the end of a line, and every policy keeps those.
     fn remove_records(&mut self, experiment: &str, ids: &BTreeSet<CheckpointId>) -> Result<()> {
-        let mut records = HashMap::new();
+        let there: HashSet<_> = super::checkpoints_on(self.remote, experiment)?.into_iter().collect();
+        let (mut records, mut stored) = (BTreeMap::new(), HashMap::new());
         for id in ids {
-            records.insert(*id, record(self.remote, experiment, id)?);
+            let (record, bytes) = record(self.remote, experiment, id)?;
+            let (parent, _) = lines::nearest(self.remote, experiment, record.parent, |id| Ok(there.contains(id)))?;
+            records.insert(*id, Record { parent, ..record });
+            stored.insert(*id, bytes);
         }
-        let there: HashSet<_> = super::checkpoints_on(self.remote, experiment)?.into_iter().filter(|id| !ids.contains(id)).collect();
-        for id in ids {
-            let mut at = Some(*id);
-            while let Some((removed, _)) = at.and_then(|id| records.get(&id)) {
-                at = removed.parent;
-            }
-            let (ancestor, _) = lines::nearest(self.remote, experiment, at, |id| Ok(there.contains(id)))?;
+        let oldest_first = parents_first(records);
+        let mut ancestors: HashMap<CheckpointId, Option<CheckpointId>> = HashMap::new();
+        for (id, record) in &oldest_first {
+            // A parent that goes, too, came before.
+            let ancestor = record.parent.and_then(|parent| ancestors.get(&parent).copied().unwrap_or(Some(parent)));
             lines::put(self.remote, experiment, &(*id, ancestor))?;
+            ancestors.insert(*id, ancestor);
         }
-        let removed = ids.iter().try_for_each(|id| self.remove(&record_name(experiment, id)));
+        let removed = oldest_first.iter().try_for_each(|(id, _)| self.remove(&record_name(experiment, id)));
         // What a branch or a tag has come to be on since it was looked is put back, whatever failed: nothing below it has gone yet. See `Store::set_remote_ref`.
         let named: BTreeSet<_> = self.shelf.store.remote_refs(self.remote, experiment)?.into_values().collect();
         for id in named.intersection(ids) {
             let object = record_name(experiment, id);
-            self.remote.put(&object, records[id].1.clone()).map_err(Error::io("write", &place(self.remote, &object)))?;
+            self.remote.put(&object, stored[id].clone()).map_err(Error::io("write", &place(self.remote, &object)))?;
             self.told.stayed.insert(*id);
         }
         removed

@@ -140,14 +140,14 @@ impl Keeper {
         Ok(run)
     }
 
-    /// Lets a run go on because somebody wants it. Refused while it stands still for its remote: then it goes on when that can be read again.
+    /// Lets a run go on because somebody wants it; guests that have suspended themselves to RAM are woken. Refused while it stands still for its remote: then it goes on when that can be read again.
     pub fn resume(&self, run: Option<&str>) -> Result<Arc<Run>> {
         let run = self.run(run)?;
         if self.held().wish(run.name(), Wish::GoOn) {
             let waits = || format!("run {} stands still until its remote can be read again, and goes on by itself then", run.name());
             return Err(Error::Refused(self.loading().and_then(|(_, state)| state.lie).unwrap_or_else(waits)));
         }
-        run.resume()?;
+        run.resume_and_wake()?;
         Ok(run)
     }
 

@@ -197,6 +197,29 @@ fn a_prune_may_fail_at_any_step() {
     }
 }
 
+/// Whoever dies while records go leaves one line. What nothing after it descends from would be taken for the end of another, and every policy keeps those.
+#[test]
+fn a_prune_that_dies_leaves_no_checkpoint_beside_its_line() {
+    let here = tempfile::tempdir().unwrap();
+    let from = store(here.path());
+    let ids = history(&from, 6);
+    for steps in 0.. {
+        let place = Place::new();
+        push(&from, &place, &ids).unwrap();
+        place.fail_after(Some(steps));
+        let _ = prune(&from, &place, &ids[..5]);
+        place.fail_after(None);
+        let records = from.remote_records(&place, "lab", 2).unwrap();
+        let parents: Vec<_> = records.iter().map(|(_, record)| record.parent).collect();
+        let before: Vec<_> = [None].into_iter().chain(records.iter().map(|(id, _)| Some(*id))).take(records.len()).collect();
+        assert_eq!(parents, before, "after {steps} steps");
+        if let [(last, _)] = records[..] {
+            assert!(last == ids[5] && steps > 15, "after {steps} steps");
+            return;
+        }
+    }
+}
+
 /// Another host pushes, from beginning to end, between any two steps of a prune.
 #[test]
 fn somebody_may_push_at_any_step_of_a_prune() {
