@@ -39,26 +39,9 @@ fn bad(what: &str, found: impl Into<String>, mend: impl Into<String>) -> Finding
     Finding { what: what.to_owned(), verdict: Verdict::Bad, found: found.into(), mend: Some(mend.into()) }
 }
 
-/// The first two numbers of a version, wherever it begins in the text: `QEMU emulator version 7.2.22 (Debian ...)`, `6.18.44-custom`.
-fn version(text: &str) -> Option<(u32, u32)> {
-    text.split_ascii_whitespace().find_map(|word| {
-        let mut numbers = word.split(|c: char| !c.is_ascii_digit());
-        Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn versions_are_found_in_what_programs_say() {
-        assert_eq!(version("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)\nCopyright"), Some((7, 2)));
-        assert_eq!(version("QEMU emulator version 10.0.2"), Some((10, 0)));
-        assert_eq!(version("6.18.44-custom"), Some((6, 18)));
-        assert_eq!(version("no version at all"), None);
-        assert_eq!(version(""), None);
-    }
 
     #[test]
     fn every_fault_comes_with_a_way_out() {

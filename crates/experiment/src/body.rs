@@ -238,7 +238,7 @@ impl Body {
         // QEMU knows when; its answer comes some milliseconds later.
         let stopped = self.machines.iter().filter_map(|body| body.machine().stood()).map(|stood| host_time(stood.start, begun)).max();
         if let Some(ran) = stopped.filter(|_| !stood_before).map(|stopped| stopped.saturating_sub(begun)) {
-            self.clock.stop_at(VirtualTime::from_ns(self.clock.at(begun).ns.saturating_add(ran.as_nanos() as u64)));
+            self.clock.stop_at(self.clock.at(begun).plus(ran));
         }
         result
     }

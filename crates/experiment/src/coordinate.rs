@@ -171,12 +171,7 @@ pub(crate) fn take<S: Storage>(
             }
             Step::Freeze(of) => {
                 watch.get_or_insert_with(Stopwatch::start);
-                clock.stop(monotonic());
-                let machines = are_machines(parts, of);
-                let told = network(machines, "freeze", || clock.machines_stop());
-                let result = phase(parts, of, Phase::Freeze, manner, |part| part.freeze());
-                let stand = network(machines, "freeze", || clock.machines_stand());
-                result.and(told).and(stand)
+                freeze(parts, of, manner, clock)
             }
             Step::Capture(of) => {
                 let result = phase(parts, of, Phase::Capture, manner, |part| {
@@ -187,11 +182,9 @@ pub(crate) fn take<S: Storage>(
                 result.and(besides("the experiment", "capture", || seen(Moment::Frozen)))
             }
             Step::Thaw(of) => {
-                let begun = monotonic();
-                let result = phase(parts, of, Phase::Thaw, manner, |part| part.thaw());
-                let told = network(ran && are_machines(parts, of), THAW, || clock.machines_run(&went(parts, of, begun)));
+                let result = thaw(parts, of, manner, clock, ran);
                 pause = watch.map_or(Duration::ZERO, |watch| watch.elapsed());
-                result.and(told)
+                result
             }
             Step::Save(_) => break,
             Step::Commit => unreachable!("nothing is committed before it is saved"),
@@ -202,11 +195,7 @@ pub(crate) fn take<S: Storage>(
             }
         };
         protocol.done(result.is_ok());
-        // The first failure is the cause and later ones follow from it; but that a guest stands still is what people must be told.
-        failure = match result.err() {
-            Some(stands) if stands.phase == THAW => Some(stands),
-            other => failure.or(other),
-        };
+        failure = graver(failure, result.err());
     }
     go_on(clock, ran, &times);
     drop(soon);
@@ -217,6 +206,31 @@ pub(crate) fn take<S: Storage>(
     let names = parts.iter().map(|part| part.name().to_owned()).collect();
     let apart = apart(parts, &times, pause);
     Ok(Tentative { protocol, names, captured, writer, pause, steps, apart, prepared, stored })
+}
+
+/// The first failure is the cause and later ones follow from it; but that a guest stands still is what people must be told.
+fn graver(first: Option<PartFailure>, next: Option<PartFailure>) -> Option<PartFailure> {
+    match next {
+        Some(stands) if stands.phase == THAW => Some(stands),
+        other => first.or(other),
+    }
+}
+
+fn freeze<S: 'static>(parts: &mut Parts<S>, of: &[usize], manner: Manner, clock: &GuestClock) -> Result<(), PartFailure> {
+    clock.stop(monotonic());
+    let machines = are_machines(parts, of);
+    let told = network(machines, "freeze", || clock.machines_stop());
+    let result = phase(parts, of, Phase::Freeze, manner, |part| part.freeze());
+    let stand = network(machines, "freeze", || clock.machines_stand());
+    result.and(told).and(stand)
+}
+
+/// `ran`: the guests' clock did before all stood still.
+fn thaw<S: 'static>(parts: &mut Parts<S>, of: &[usize], manner: Manner, clock: &GuestClock, ran: bool) -> Result<(), PartFailure> {
+    let begun = monotonic();
+    let result = phase(parts, of, Phase::Thaw, manner, |part| part.thaw());
+    let told = network(ran && are_machines(parts, of), THAW, || clock.machines_run(&went(parts, of, begun)));
+    result.and(told)
 }
 
 fn are_machines<S>(parts: &Parts<S>, of: &[usize]) -> bool {

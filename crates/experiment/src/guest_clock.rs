@@ -31,7 +31,7 @@ struct Hands {
 impl Hands {
     fn at(self, now: Duration) -> VirtualTime {
         let passed = self.since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
-        VirtualTime::from_ns(self.at.ns.saturating_add(u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX)))
+        self.at.plus(passed)
     }
 }
 

@@ -56,7 +56,7 @@ pub use error::{Error, Result};
 pub use fermata_disk::ImageDetails;
 pub use fermata_disk::files::{FileChange, FileDiffers, FileKind, FilesDiffer};
 pub use fermata_net as net;
-pub use fermata_vm::{Accel, CoreTold, Execution, GLANCE, Machine, Paging, Status, TrackerStanding};
+pub use fermata_vm::{Accel, CoreTold, Execution, GLANCE, Machine, Paging, QemuVersion, Status, TrackerStanding, qemu_program};
 pub use forwards::Forward;
 pub use host::{Host, remembered_working_set};
 pub use images::{find_image, images_of, open_own_images};

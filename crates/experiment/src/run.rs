@@ -402,7 +402,7 @@ impl Run {
         let body = self.body();
         let now = body.clock.at(monotonic());
         let at = match when {
-            When::After(time) => VirtualTime::from_ns(now.ns.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))),
+            When::After(time) => now.plus(time),
             When::At(at) => at,
         };
         if at < now {

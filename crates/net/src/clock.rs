@@ -31,7 +31,7 @@ struct State {
 impl State {
     fn at(&self, host: Duration) -> VirtualTime {
         let passed = self.since.map_or(Duration::ZERO, |since| host.saturating_sub(since));
-        VirtualTime::from_ns(self.at.ns.saturating_add(nanoseconds(passed)))
+        self.at.plus(passed)
     }
 
     const fn standing(at: VirtualTime) -> Self {

@@ -259,8 +259,8 @@ impl Fabric {
         if inbox.taps.len() >= CAPTURES_MAX {
             return false;
         }
-        let later = |time: Duration| self.shared.clock.now().ns.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
-        inbox.taps.push(Tap::new(capture, &topology, time.map(later).map(VirtualTime::from_ns)));
+        let until = time.map(|time| self.shared.clock.now().plus(time));
+        inbox.taps.push(Tap::new(capture, &topology, until));
         self.shared.tapped.store(true, Ordering::Relaxed);
         true
     }

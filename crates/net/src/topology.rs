@@ -1,6 +1,7 @@
 //! Which interfaces an experiment has, what connects them, and how each connection treats frames. Plain data.
 
 use crate::direction::Memory;
+use fermata_types::names::named;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -162,8 +163,7 @@ impl FromStr for Discipline {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::NAMES.iter().find(|(name, _)| *name == text);
-        found.map(|(_, discipline)| *discipline).ok_or_else(|| format!("expected one of {}", Self::NAMES.map(|(name, _)| name).join(", ")))
+        named(&Self::NAMES, text)
     }
 }
 

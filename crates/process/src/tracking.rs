@@ -8,6 +8,7 @@ use fermata_linux::{AreaMemory, Userfault, Writes, probe};
 #[cfg(target_arch = "x86_64")]
 use fermata_tracker::TrapTracker;
 use fermata_tracker::{Choice, CompareTracker, DifferenceTracker, Error, Result, ScanTracker, SoftDirtyTracker, Tracker};
+use fermata_types::names::{name_of, named};
 #[cfg(not(target_arch = "x86_64"))]
 use std::io;
 use std::{fmt, str::FromStr, sync::Arc};
@@ -49,8 +50,7 @@ impl Tracking {
 
 impl fmt::Display for Tracking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Self::NAMES.iter().find(|(_, tracking)| tracking == self).map_or("", |(name, _)| name);
-        f.pad(name)
+        f.pad(name_of(&Self::NAMES, self))
     }
 }
 
@@ -58,8 +58,7 @@ impl FromStr for Tracking {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::NAMES.iter().find(|(name, _)| *name == text);
-        found.map(|(_, tracking)| *tracking).ok_or_else(|| format!("expected one of {}", Self::NAMES.map(|(name, _)| name).join(", ")))
+        named(&Self::NAMES, text)
     }
 }
 

@@ -10,6 +10,7 @@ use disks::{Attached, Guest, Job, Served};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::Store;
 use fermata_testkit::{
+    Random,
     measure::pick,
     report::{Report, Table, quantile},
 };
@@ -121,13 +122,8 @@ fn clusters(level: u64, depth: u64, size: u64) -> impl Iterator<Item = u64> {
 /// What a cluster holds: to be compressed to less than half, as most of what disks hold.
 fn content(cluster: u64) -> Vec<u8> {
     let mut bytes = vec![0; CLUSTER as usize];
-    let mut state = cluster.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    for word in bytes.chunks_exact_mut(8).step_by(3) {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        word.copy_from_slice(&state.to_le_bytes());
-    }
+    let mut random = Random::new(cluster.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    bytes.chunks_exact_mut(8).step_by(3).for_each(|word| word.copy_from_slice(&random.number().to_le_bytes()));
     bytes
 }
 

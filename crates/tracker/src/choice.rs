@@ -2,6 +2,7 @@
 
 use crate::{Error, Result};
 use fermata_linux::probe;
+use fermata_types::names::{name_of, named};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -41,8 +42,7 @@ impl Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Self::NAMES.iter().find(|(_, choice)| choice == self).map_or("", |(name, _)| name);
-        f.pad(name)
+        f.pad(name_of(&Self::NAMES, self))
     }
 }
 
@@ -50,8 +50,7 @@ impl FromStr for Choice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::NAMES.iter().find(|(name, _)| *name == text);
-        found.map(|(_, choice)| *choice).ok_or_else(|| format!("expected one of {}", Self::NAMES.map(|(name, _)| name).join(", ")))
+        named(&Self::NAMES, text)
     }
 }
 

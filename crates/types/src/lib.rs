@@ -2,6 +2,7 @@
 //!
 //! - [`composition`]: what the pages of a guest's memory are for
 //! - [`id`]: names of things by the hash of what they are, and ids of what has no content
+//! - [`names`]: what people call values
 //! - [`page`]: page size, page numbers, sets of pages, the root of a page table
 //! - [`part`]: the state of one part of an experiment inside a checkpoint
 //! - [`perturbation`]: what is made different in a replay
@@ -12,6 +13,7 @@
 
 pub mod composition;
 pub mod id;
+pub mod names;
 pub mod page;
 pub mod part;
 pub mod perturbation;

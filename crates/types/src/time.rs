@@ -17,6 +17,11 @@ impl VirtualTime {
         Self { ns }
     }
 
+    /// So much later, or the last instant that there is.
+    pub fn plus(self, time: Duration) -> Self {
+        Self { ns: self.ns.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)) }
+    }
+
     /// The time since the start of the experiment.
     pub const fn since_start(self) -> Duration {
         Duration::from_nanos(self.ns)

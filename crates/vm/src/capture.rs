@@ -2,6 +2,7 @@
 
 use crate::{Accel, Error, FreePages, MachineConfig, Result};
 use fermata_tracker::Choice;
+use fermata_types::names::{name_of, named};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -28,8 +29,7 @@ impl CaptureMode {
 
 impl fmt::Display for CaptureMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Self::NAMES.iter().find(|(_, mode)| mode == self).map_or("", |(name, _)| name);
-        f.pad(name)
+        f.pad(name_of(&Self::NAMES, self))
     }
 }
 
@@ -37,8 +37,7 @@ impl FromStr for CaptureMode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::NAMES.iter().find(|(name, _)| *name == text);
-        found.map(|(_, mode)| *mode).ok_or_else(|| format!("expected one of {}", Self::NAMES.map(|(name, _)| name).join(", ")))
+        named(&Self::NAMES, text)
     }
 }
 

@@ -1,7 +1,7 @@
 //! QEMU machines: launch, device state, RAM capture and lazy restore.
 //!
 //! - [`config`]: what a machine is, and QEMU's command line; `program`: which QEMU that is for
-//! - [`machine`]: one QEMU process and the guest in it
+//! - [`machine`]: one QEMU process and the guest in it; its `start`: how that comes to be
 //! - [`boot`]: the files that it boots from, which a checkpoint keeps
 //! - [`part`]: the machine as a part of an experiment: what a checkpoint takes of it
 //! - [`pager`]: lazy restore: pages come when they are touched; `interrupts`: those that are to be there first
@@ -62,4 +62,4 @@ pub use known::KnownPages;
 pub use machine::{GLANCE, Machine, Restore, Running, Status, Stopping};
 pub use pager::{Paging, WORKING_SET_MAX};
 pub use part::{DEVICES, FIRMWARE, MAP, MachineDetails, MachinePart, OtherWriters, PATIENCE, RAM, SCAN, ram_pages};
-pub use program::qemu_program;
+pub use program::{Version as QemuVersion, qemu_program};

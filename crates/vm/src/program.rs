@@ -1,6 +1,5 @@
 //! Which QEMU is run, and what it understands.
 
-use crate::machine::SECRETS;
 use std::{
     collections::BTreeMap,
     env,
@@ -13,9 +12,12 @@ pub fn qemu_program() -> String {
     env::var("FERMATA_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
 }
 
-/// Major and minor.
+/// Variables of a keeper's environment that tell passphrases.
+pub(crate) const SECRETS: [&str; 2] = [fermata_store::PASSPHRASE_VARIABLE, "FERMATA_PASSPHRASE"];
+
+/// QEMU's: major and minor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Version(pub u32, pub u32);
+pub struct Version(pub u32, pub u32);
 
 impl Version {
     /// The oldest one that we are made for.
@@ -36,14 +38,14 @@ impl Version {
         version
     }
 
-    /// `QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)`.
-    fn in_words(said: &str) -> Option<Self> {
+    /// Of what it says: `QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)`.
+    pub fn in_words(said: &str) -> Option<Self> {
         let mut numbers = said.split_once("version ")?.1.split(|c: char| !c.is_ascii_digit());
         Some(Self(numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
     }
 
     /// How a socket that comes back after a second says so. QEMU 9.2 brought the second way, and 10.2 has the first no more.
-    pub fn reconnects(self) -> &'static str {
+    pub(crate) fn reconnects(self) -> &'static str {
         if self < Self(9, 2) { "reconnect=1" } else { "reconnect-ms=1000" }
     }
 }

@@ -1,6 +1,6 @@
 //! Userfaultfd, trackers and virtualization.
 
-use super::{bad, good, limited, unneeded, version};
+use super::{bad, good, limited, unneeded};
 use crate::values::Finding;
 use fermata_experiment::spec::TrackerChoice;
 use fermata_linux::probe::{self, Reach, Virtualization};
@@ -28,6 +28,12 @@ fn release() -> Finding {
             "install a newer kernel; Debian 12 has one in bookworm-backports (linux-image-amd64)",
         ),
     }
+}
+
+/// Major and minor: of `6.18.44-custom`.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 fn tracker(standing: fermata_experiment::TrackerStanding) -> Finding {
@@ -75,5 +81,17 @@ fn acceleration(virtualization: &Virtualization) -> Finding {
             format!("TCG, which translates: the processor virtualizes, but /dev/kvm does not open ({error})"),
             "load the module kvm_intel or kvm_amd, and add yourself to the group that owns /dev/kvm (Debian: `adduser $USER kvm`)",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_release_tells_the_version() {
+        assert_eq!(version("6.18.44-custom"), Some((6, 18)));
+        assert_eq!(version("no version at all"), None);
+        assert_eq!(version(""), None);
     }
 }

@@ -1,10 +1,10 @@
 //! QEMU: the program, its version, what it was built with.
 
-use super::{bad, good, limited, version};
+use super::{bad, good, limited};
 use crate::values::Finding;
+use fermata_experiment::{QemuVersion, qemu_program};
 use fermata_linux::clock::Stopwatch;
 use std::{
-    env,
     io::{self, Read, Write},
     process::{Child, Command, Output, Stdio},
     thread,
@@ -13,9 +13,8 @@ use std::{
 
 /// QEMU starts in a tenth of a second; one that takes this long hangs.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// The versions that Fermata is made for: from 7.2 up to any 10.
-const VERSION_MIN: (u32, u32) = (7, 2);
-const VERSION_MAX_MAJOR: u32 = 10;
+/// Fermata was tried with any 10, and with nothing newer.
+const MAJOR_MAX: u32 = 10;
 const INSTALL: &str = "install QEMU (Debian: `apt install qemu-system-x86`), or set FERMATA_QEMU to the path of a qemu-system-x86_64";
 
 const PROGRAM: &str = "QEMU";
@@ -23,7 +22,7 @@ const DISKS: &str = "QEMU vhost-user";
 const SANDBOX: &str = "QEMU sandbox";
 
 pub(super) fn examine() -> Vec<Finding> {
-    let program = env::var("FERMATA_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned());
+    let program = qemu_program();
     let said = match run(&program, &["--version"], "") {
         Ok(said) if said.status.success() => said,
         Ok(said) => return absent(&format!("{program} --version failed: {}", last_line(&said.stderr))),
@@ -39,9 +38,9 @@ fn absent(why: &str) -> Vec<Finding> {
 
 fn release(program: &str, said: &str) -> Finding {
     let first = said.lines().next().unwrap_or_default();
-    match version(first) {
-        Some(found) if found < VERSION_MIN => bad(PROGRAM, format!("{first} ({program}), needed is 7.2"), INSTALL),
-        Some((major, _)) if major <= VERSION_MAX_MAJOR => good(PROGRAM, format!("{first} ({program})")),
+    match QemuVersion::in_words(first) {
+        Some(found) if found < QemuVersion::OLDEST => bad(PROGRAM, format!("{first} ({program}), needed is 7.2"), INSTALL),
+        Some(QemuVersion(major, _)) if major <= MAJOR_MAX => good(PROGRAM, format!("{first} ({program})")),
         Some(_) => limited(
             PROGRAM,
             format!("{first} ({program}): newer than any that was tried"),

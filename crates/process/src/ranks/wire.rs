@@ -295,15 +295,7 @@ impl Frame {
                 }
                 13
             }
-            Self::Tell(told) => {
-                let (which, ccn) = match told {
-                    Tell::Marker(ccn) => (0, ccn),
-                    Tell::Commit(ccn) => (1, ccn),
-                    Tell::Abort(ccn) => (2, ccn),
-                };
-                body.u8(which).u64(*ccn);
-                14
-            }
+            Self::Tell(told) => encode_told(told, body),
             Self::Exit => 15,
             Self::Own { ccn, cut, log } => {
                 body.u64(*ccn).cut(cut).bytes(log);
@@ -360,15 +352,7 @@ impl Frame {
                     _ => Some(Restored { ccn: from.u64()?, used: from.u64()?, state: from.bytes()?, log: from.bytes()? }),
                 },
             },
-            14 => {
-                let (which, ccn) = (from.u8()?, from.u64()?);
-                Self::Tell(match which {
-                    0 => Tell::Marker(ccn),
-                    1 => Tell::Commit(ccn),
-                    2 => Tell::Abort(ccn),
-                    _ => return Err(wrong("what is told")),
-                })
-            }
+            14 => Self::Tell(decode_told(&mut from)?),
             15 => Self::Exit,
             16 => Self::Own { ccn: from.u64()?, cut: from.cut()?, log: from.bytes()? },
             17 => Self::Over { ccn: from.u64()?, permanent: from.u8()? == 1, received: from.numbers()? },
@@ -410,6 +394,26 @@ fn decode_answer(kind: u8, from: &mut Decoder<'_>) -> io::Result<Answer<Arc<Parc
         4 => Answer::Failure { ccn },
         5 => Answer::Late { ccn, from: from.u32()? as usize, number: from.u64()?, message: from.parcel()? },
         _ => Answer::Ack { ccn },
+    })
+}
+
+fn encode_told(told: &Tell, body: &mut Encoder) -> u8 {
+    let (which, ccn) = match told {
+        Tell::Marker(ccn) => (0, ccn),
+        Tell::Commit(ccn) => (1, ccn),
+        Tell::Abort(ccn) => (2, ccn),
+    };
+    body.u8(which).u64(*ccn);
+    14
+}
+
+fn decode_told(from: &mut Decoder<'_>) -> io::Result<Tell> {
+    let (which, ccn) = (from.u8()?, from.u64()?);
+    Ok(match which {
+        0 => Tell::Marker(ccn),
+        1 => Tell::Commit(ccn),
+        2 => Tell::Abort(ccn),
+        _ => return Err(wrong("what is told")),
     })
 }
 

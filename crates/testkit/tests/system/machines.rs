@@ -148,33 +148,8 @@ fn the_command_line_takes_the_name_of_a_machine() {
     cli.ok(&["down"]);
 }
 
-#[test]
-fn one_that_dies_or_hangs_is_named_and_the_others_run_on() {
-    let bench = Bench::new(&three("hangs"));
-    let keeper = bench.keeper();
-    keeper.boot().expect("it boots");
-    let run = keeper.run(None).expect("a run");
-    await_work(&run.body());
-    let (id, _) = keeper.checkpoint(None, None).expect("a checkpoint");
-    let pid = |run: &Run| run.body().machines()[1].machine().pid();
-
-    // Hung before anybody is stopped, when all are about to be, and when they are to go on.
-    let b = pid(&run);
-    signal(b, "STOP");
-    // Whoever only looks sees it, also while a checkpoint waits for it.
-    let looks = || assert_eq!(run.body().glance(), [Status::Running, Status::Silent, Status::Running]);
-    looks();
-    let error = thread::scope(|scope| {
-        let taking = scope.spawn(|| run.checkpoint(None));
-        (0..2).for_each(|_| looks());
-        taking.join().expect("no panic").expect_err("b does not answer").to_string()
-    });
-    assert!(error.contains("b could not prepare") && error.contains("does not answer"), "{error}");
-    // Nor does a journey wait for it.
-    keeper.goto(&id.to_string(), None, Journey::default()).expect("all come back");
-    assert_eq!(statuses(&run), [Status::Running, Status::Running, Status::Running]);
-    await_work(&run.body());
-    let b = pid(&run);
+/// Hung when all are about to be stopped, and when they are to go on.
+fn hangs_in_the_pause(run: &Run, b: u32) {
     for (moment, words) in [(Moment::Prepared, "b could not freeze"), (Moment::Frozen, "b could not thaw")] {
         let result = run.checkpoint_watched(None, &mut |now, _| {
             if now == moment {
@@ -193,6 +168,35 @@ fn one_that_dies_or_hangs_is_named_and_the_others_run_on() {
         await_work(&body);
         run.checkpoint(None).expect("all is well again");
     }
+}
+
+#[test]
+fn one_that_dies_or_hangs_is_named_and_the_others_run_on() {
+    let bench = Bench::new(&three("hangs"));
+    let keeper = bench.keeper();
+    keeper.boot().expect("it boots");
+    let run = keeper.run(None).expect("a run");
+    await_work(&run.body());
+    let (id, _) = keeper.checkpoint(None, None).expect("a checkpoint");
+    let pid = |run: &Run| run.body().machines()[1].machine().pid();
+
+    // Hung before anybody is stopped.
+    let b = pid(&run);
+    signal(b, "STOP");
+    // Whoever only looks sees it, also while a checkpoint waits for it.
+    let looks = || assert_eq!(run.body().glance(), [Status::Running, Status::Silent, Status::Running]);
+    looks();
+    let error = thread::scope(|scope| {
+        let taking = scope.spawn(|| run.checkpoint(None));
+        (0..2).for_each(|_| looks());
+        taking.join().expect("no panic").expect_err("b does not answer").to_string()
+    });
+    assert!(error.contains("b could not prepare") && error.contains("does not answer"), "{error}");
+    // Nor does a journey wait for it.
+    keeper.goto(&id.to_string(), None, Journey::default()).expect("all come back");
+    assert_eq!(statuses(&run), [Status::Running, Status::Running, Status::Running]);
+    await_work(&run.body());
+    hangs_in_the_pause(&run, pid(&run));
 
     // Killed in the pause, and then gone.
     let error = run

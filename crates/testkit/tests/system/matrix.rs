@@ -12,7 +12,7 @@ use fermata_testkit::{
     guests, is_long,
 };
 use fermata_types::Use;
-use fermata_vm::{Accel, qemu_program};
+use fermata_vm::{Accel, QemuVersion, qemu_program};
 use std::{env, path::PathBuf, process::Command, time::Duration};
 
 /// Other work may keep the host busy.
@@ -48,8 +48,7 @@ fn translates_wrongly(qemu: &str, kernel: &str) -> bool {
     if qemu != "host" || kernel != "6.12" || Accel::auto() == Accel::Kvm {
         return false;
     }
-    let said = Command::new(qemu_program()).arg("--version").output().expect("QEMU runs").stdout;
-    String::from_utf8_lossy(&said).contains("version 7.")
+    QemuVersion::of(&qemu_program()) < QemuVersion(8, 0)
 }
 
 /// QEMU 10 beside the host's own.

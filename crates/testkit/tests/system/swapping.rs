@@ -1,7 +1,7 @@
 //! Experiments swapped out and in: into the store, to another host and back, while the rest still comes, with the remote lost, and with keepers that die.
 
 use fermata_testkit::{
-    Cli,
+    Cli, Random,
     cli::{array, await_that, count, kill, string},
     guests,
 };
@@ -145,14 +145,8 @@ fn a_golden_image_comes_behind_the_guest() {
     let (here, there) = (Cli::new(), Cli::new());
     let place = place(&here);
     // What does not compress.
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    let noise: Vec<u8> = (0..BYTES / 8).flat_map(|_| next()).collect();
+    let mut random = Random::new(0x9e37_79b9_7f4a_7c15);
+    let noise: Vec<u8> = (0..BYTES / 8).flat_map(|_| random.number().to_le_bytes()).collect();
     let (disk, large) = (here.disk(), here.path().join("large.raw"));
     fs::write(&large, &noise).expect("an image");
     let more = format!("    image: {}\n    disks: [{{image: {}}}]\n", disk.display(), large.display());

@@ -43,7 +43,7 @@ impl Keeper {
         let now = run.time_virtual();
         let asked = match to.when {
             When::At(at) => at,
-            When::After(time) => VirtualTime::from_ns(now.ns.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))),
+            When::After(time) => now.plus(time),
         };
         // A time from now is never behind; one that is named has another way there if this one is closed.
         let open = || matches!(to.when, When::After(_)) || can_go_on(&run.body().glance());
