@@ -5,6 +5,7 @@ use crate::{
     convert::{self, problem},
     links, metrics, paths,
     service::Service,
+    swapping,
     values::{
         self, Activity, CaptureRequest, Checkpoint, CheckpointRequest, Cpus, CpusRequest, DownRequest, Ended, ExecRequest, Executed,
         Experiment, ExperimentState, ForkRequest, ForwardOf, ForwardRequest, GotoRequest, LinkEnd, LinkRequest, Loading, Metric, Problem,
@@ -104,6 +105,13 @@ impl Desk {
             tracing::warn!("cannot note what runs: {error}");
         }
     }
+
+    /// Somebody has it go on. Whoever was killed after he had recorded that it is swapped out, and before it was, recorded what is not so.
+    fn is_not_out(&self) {
+        if self.keeper.loading().is_none() {
+            swapping::forget(self.keeper.host().store().path(), &self.keeper.spec().name);
+        }
+    }
 }
 
 impl Service for Desk {
@@ -132,6 +140,9 @@ impl Service for Desk {
             }
         };
         self.leave_note();
+        if went.is_ok() {
+            self.is_not_out();
+        }
         went.map_err(problem)
     }
 
@@ -149,7 +160,10 @@ impl Service for Desk {
     }
 
     fn resume(&self, request: RunRequest) -> Result<values::Run, Problem> {
-        let run = self.keeper.resume(request.run.as_deref()).map_err(problem)?;
+        let RunRequest { run, asleep } = request;
+        let went = if asleep { self.keeper.take_back_pause(run.as_deref()) } else { self.keeper.resume(run.as_deref()) };
+        let run = went.map_err(problem)?;
+        self.is_not_out();
         Ok(convert::run(&run, false))
     }
 

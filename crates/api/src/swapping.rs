@@ -137,8 +137,8 @@ pub(crate) fn forget(store: &Path, experiment: &str) {
     }
 }
 
-/// Swaps an experiment out. If that fails, it runs on. So it does when the process is asked to end while its machines stand and may still go on: then `left` is told, in a
-/// thread of its own, and is to end the process. Asked later, it finishes.
+/// Swaps an experiment out. If that fails, it is as it was: what ran runs on, and what stood stands. So it is when the process is asked to end while its machines stand and may
+/// still go on: then `left` is told, in a thread of its own, and is to end the process. Asked later, it finishes.
 pub fn swap_out(
     store: &Path,
     request: &SwapOutRequest,
@@ -164,7 +164,7 @@ pub fn swap_out(
     if request.to.is_some() {
         // What is sent while they run must not take their time.
         priority::go_last();
-        out.ahead().map_err(|error| Problem::new(format!("{} was not swapped out: {error}; it runs on as before", request.experiment)))?;
+        out.ahead().map_err(|error| Problem::new(format!("{} was not swapped out: {error}; it is as before", request.experiment)))?;
     }
     // From here on machines stand still for it.
     let _hurry = pace::hurry();
@@ -172,7 +172,7 @@ pub fn swap_out(
     out.watch(left)?;
     let (swapped, freed) = match out.stop().and_then(|()| out.leave()) {
         Ok(left) => left,
-        Err(error) => return Err(out.stage().stay(&out.keeper, &request.experiment, &error)),
+        Err(error) => return Err(out.stage().stay(|request| out.keeper.resume(request), &request.experiment, &error)),
     };
     let (freed_bytes, trouble) = match freed {
         Ok(bytes) => (bytes, None),
@@ -185,6 +185,10 @@ pub fn swap_out(
 /// The run of an experiment that can be swapped out: it has no other, and nothing is wrong with it.
 fn able_run(experiment: Experiment) -> Result<Run, Problem> {
     let name = experiment.name.clone();
+    // Machines that stand for it go on by themselves, and would not if this had paused them and failed.
+    if let Some(why) = experiment.loading.as_ref().and_then(|loading| loading.waiting.as_ref()) {
+        return Err(Problem::new(format!("{name} cannot be swapped out while it waits for its remote: {why}")));
+    }
     let run = only_run(experiment)?;
     match run.machines.iter().find(|machine| !matches!(machine.state, MachineState::Running | MachineState::Paused | MachineState::Off)) {
         None => Ok(run),
@@ -243,13 +247,12 @@ enum Stage {
 }
 
 impl Stage {
-    /// Has the machines go on. Returns what is said about that.
-    fn stay(&mut self, keeper: &crate::Client, experiment: &str, why: &dyn fmt::Display) -> Problem {
-        let as_before = "it runs on as before".to_owned();
+    /// Has the machines go on that ran before, by this; guests that sleep sleep on. Returns what is said about that.
+    fn stay(&mut self, resume: impl FnOnce(RunRequest) -> Result<Run, Problem>, experiment: &str, why: &dyn fmt::Display) -> Problem {
         let how = match std::mem::replace(self, Self::GoOn) {
-            Self::AsBefore | Self::GoOn => as_before,
-            Self::Stand(run) => match keeper.resume(RunRequest { run: Some(run) }) {
-                Ok(_) => as_before,
+            Self::AsBefore | Self::GoOn => "it is as before".to_owned(),
+            Self::Stand(run) => match resume(RunRequest { run: Some(run), asleep: true }) {
+                Ok(_) => "it runs on as before".to_owned(),
                 Err(error) => format!("and it does not go on ({error}): `fermata ls` shows how it is"),
             },
             Self::Left => "`fermata ls` shows what is left of it".to_owned(),
@@ -265,7 +268,7 @@ impl Out<'_> {
         on_termination(move || {
             let mut stage = lock(&stage);
             if *stage != Stage::Left {
-                left(stage.stay(&keeper, &experiment, &"it was interrupted"));
+                left(stage.stay(|request| keeper.resume(request), &experiment, &"it was interrupted"));
             }
         })
         .map_err(|error| Problem::new(format!("cannot watch for signals: {error}")))
@@ -288,7 +291,7 @@ impl Out<'_> {
         if was_running {
             *stage = Stage::Stand(self.run.name.clone());
         }
-        self.keeper.pause(RunRequest { run: Some(self.run.name.clone()) }).map(drop)
+        self.keeper.pause(RunRequest { run: Some(self.run.name.clone()), ..RunRequest::default() }).map(drop)
     }
 
     fn say(&mut self, what: &str) {
@@ -402,7 +405,8 @@ impl Out<'_> {
             return Err(error);
         }
         match self.keeper.status().map(|living| living.runs).unwrap_or_default().first() {
-            None => Ok(()),
+            // Once more: somebody may have wanted it to go on just then, and so forgotten that it is out.
+            None => write_record(self.store.path(), swapped),
             Some(other) => {
                 forget(self.store.path(), experiment);
                 let (other, last) = (&other.name, last.short());
@@ -605,8 +609,12 @@ pub fn whereabouts(remote: Option<&RemoteEntry>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{samples, values::Machine};
+    use crate::{
+        samples,
+        values::{Loading, Machine},
+    };
     use fermata_types::MachineId;
+    use std::cell::RefCell;
 
     fn experiment(runs: &[(&str, u8, MachineState)]) -> Experiment {
         let machine = |state| Machine {
@@ -665,6 +673,45 @@ mod tests {
         check(&[("main", 4, paused)], Some("elsewhere"));
         check(&[("what-if", 3, paused)], Some("elsewhere"));
         assert!(able_run(experiment(&[("main", 3, MachineState::Silent)])).unwrap_err().message.contains("about m1"));
+    }
+
+    #[test]
+    fn what_stands_for_its_remote_is_not_paused() {
+        let mut held = experiment(&[("main", 3, MachineState::Paused)]);
+        assert!(able_run(held.clone()).is_ok());
+        let waiting = Some("the line is cut".to_owned());
+        held.loading =
+            Some(Loading { remote: "/nas".into(), total_bytes: 2, away_bytes: 1, asked: 1, waiting, for_good: false, trouble: None });
+        let told = able_run(held).unwrap_err().message;
+        assert!(told.contains("waits for its remote: the line is cut"), "{told}");
+    }
+
+    #[test]
+    fn what_fails_has_only_those_go_on_that_ran() {
+        let asked = RefCell::new(Vec::new());
+        let stay = |stage: &mut Stage, error: Option<&str>| {
+            let resume = |request: RunRequest| {
+                asked.borrow_mut().push(request);
+                match error {
+                    None => Ok(experiment(&[("main", 3, MachineState::Running)]).runs.remove(0)),
+                    Some(error) => Err(Problem::new(error)),
+                }
+            };
+            stage.stay(resume, "lab", &"the disk is full").message
+        };
+        // What stood before, such as a run that somebody has paused, stands.
+        for mut stage in [Stage::AsBefore, Stage::GoOn] {
+            assert_eq!(stay(&mut stage, None), "lab was not swapped out: the disk is full; it is as before");
+        }
+        assert!(stay(&mut Stage::Left, None).contains("what is left"));
+        assert_eq!(asked.take(), []);
+        let mut stage = Stage::Stand("main".into());
+        assert_eq!(stay(&mut stage, None), "lab was not swapped out: the disk is full; it runs on as before");
+        let back = RunRequest { run: Some("main".into()), asleep: true };
+        assert_eq!(asked.take(), [back], "whoever sleeps is woken by `fermata resume` alone");
+        // And once: somebody may have paused it since.
+        assert!(stay(&mut stage, None).ends_with("it is as before") && asked.take().is_empty());
+        assert!(stay(&mut Stage::Stand("main".into()), Some("no answer")).contains("does not go on (no answer)"));
     }
 
     #[test]

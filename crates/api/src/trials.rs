@@ -180,7 +180,7 @@ impl Lab {
             let request = LinkRequest { run: Some(run.clone()), interface: Some(interface.clone()), change: Some(change.clone()) };
             self.keeper.link(request)?;
         }
-        let resumed = self.keeper.resume(RunRequest { run: Some(run.clone()) })?;
+        let resumed = self.keeper.resume(RunRequest { run: Some(run.clone()), ..RunRequest::default() })?;
         if let Some(online) = trial.cpus {
             for machine in &resumed.machines {
                 let request = CpusRequest { machine: format!("{run}:{}", machine.name), online, wait_ms: AGENT_WAIT_MS };

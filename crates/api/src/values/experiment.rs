@@ -68,6 +68,9 @@ pub struct Run {
 pub struct RunRequest {
     /// Which run; needed only if there are several.
     pub run: Option<String>,
+    /// When they go on: guests that have suspended themselves to RAM sleep on. For whoever takes back a pause of his own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub asleep: bool,
 }
 
 /// Ends a run, or all of an experiment.

@@ -22,7 +22,8 @@ pub struct Pause {
 impl Pause {
     pub fn run(self, context: &Context) -> Result {
         let (_, keeper) = pick::keeper(context)?;
-        let run = progress::during(&context.out, "pausing", || keeper.activity(), || keeper.pause(RunRequest { run: self.run }))?;
+        let request = RunRequest { run: self.run, ..RunRequest::default() };
+        let run = progress::during(&context.out, "pausing", || keeper.activity(), || keeper.pause(request))?;
         context.out.answer(&run, |_| format!("{} is paused", run.name))?;
         Ok(0)
     }

@@ -23,7 +23,8 @@ pub struct Resume {
 impl Resume {
     pub fn run(self, context: &Context) -> Result {
         let (_, keeper) = pick::keeper(context)?;
-        let run = progress::during(&context.out, "resuming", || keeper.activity(), || keeper.resume(RunRequest { run: self.run }))?;
+        let request = RunRequest { run: self.run, ..RunRequest::default() };
+        let run = progress::during(&context.out, "resuming", || keeper.activity(), || keeper.resume(request))?;
         context.out.answer(&run, |_| format!("{} runs", run.name))?;
         Ok(0)
     }

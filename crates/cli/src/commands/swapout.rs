@@ -20,7 +20,8 @@ use std::path::PathBuf;
 ///
 /// Without --to it stands in the store as its last checkpoint. With it, checkpoints are taken and sent while the machines run, slowly where these keep the processors busy, until
 /// little is left; then they stop, the rest follows, and when all of it is found there, what only this experiment held is removed here. Golden images are sent once, and stay here,
-/// too. If anything fails on the way, or the command is interrupted (Ctrl-C), the machines run on. `fermata swapin` brings it back, here or on another host, and its guests see no time pass.
+/// too. If anything fails on the way, or the command is interrupted (Ctrl-C), the machines run on, or stay paused if they were. `fermata swapin` brings it back, here or on another
+/// host, and its guests see no time pass.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

@@ -449,16 +449,27 @@ fn who_is_interrupted_while_the_machines_stand_has_them_go_on() {
 }
 
 #[test]
-fn whatever_fails_leaves_it_running() {
+fn whatever_fails_leaves_it_as_it_was() {
     let mut cli = Cli::new();
     let place = place(&cli);
     boot(&cli, "tick");
     cli.ok(&["remote", "add", "nas", text(&place), "--plain"]);
-    cli.fails(&["swapout", "--to", "nowhere"], 1, &["nowhere", "runs on"]);
+    cli.fails(&["swapout", "--to", "nowhere"], 1, &["nowhere", "is as before"]);
     fs::create_dir_all(&place).expect("a directory");
     if cli.protect(&place) {
-        cli.fails(&["swapout", "--to", "nas"], 1, &["was not swapped out", "runs on"]);
+        cli.fails(&["swapout", "--to", "nas"], 1, &["was not swapped out", "is as before"]);
         cli.unprotect(&place);
+    }
+    // It fails when its machines stand for it: those stay so that stood before, and `resume` wakes them.
+    let packs = cli.store().join("packs");
+    if cli.protect(&packs) {
+        cli.fails(&["swapout"], 1, &["was not swapped out", "runs on as before"]);
+        assert_eq!(cli.machine("main")["state"], "running");
+        cli.ok(&["pause"]);
+        cli.fails(&["swapout"], 1, &["was not swapped out", "is as before"]);
+        assert_eq!(cli.machine("main")["state"], "paused");
+        cli.unprotect(&packs);
+        cli.ok(&["resume"]);
     }
     cli.ok(&["fork", "--name", "second"]);
     cli.fails(&["swapout"], 1, &["several runs", "second"]);
@@ -475,7 +486,7 @@ fn whatever_fails_leaves_it_running() {
     let head = string(&array(&cli.json(&["log"]))[0]["id"]).to_owned();
     cli.ok(&["goto", &head, "-e", NAME]);
     cli.ok(&["checkpoint"]);
-    cli.fails(&["swapout", "--to", "nas"], 1, &["main is elsewhere", "runs on"]);
+    cli.fails(&["swapout", "--to", "nas"], 1, &["main is elsewhere", "is as before"]);
     assert_kept(&cli);
     cli.ok(&["down"]);
 }

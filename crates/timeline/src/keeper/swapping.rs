@@ -142,12 +142,21 @@ impl Keeper {
 
     /// Lets a run go on because somebody wants it; guests that have suspended themselves to RAM are woken. Refused while it stands still for its remote: then it goes on when that can be read again.
     pub fn resume(&self, run: Option<&str>) -> Result<Arc<Run>> {
+        self.set_going(run, Run::resume_and_wake)
+    }
+
+    /// The same because what it was paused for has failed: guests that sleep sleep on.
+    pub fn take_back_pause(&self, run: Option<&str>) -> Result<Arc<Run>> {
+        self.set_going(run, Run::resume)
+    }
+
+    fn set_going(&self, run: Option<&str>, resume: fn(&Run) -> fermata_experiment::Result<()>) -> Result<Arc<Run>> {
         let run = self.run(run)?;
         if self.held().wish(run.name(), Wish::GoOn) {
             let waits = || format!("run {} stands still until its remote can be read again, and goes on by itself then", run.name());
             return Err(Error::Refused(self.loading().and_then(|(_, state)| state.lie).unwrap_or_else(waits)));
         }
-        run.resume_and_wake()?;
+        resume(&run)?;
         Ok(run)
     }
 
