@@ -33,7 +33,7 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 const AWAY_MAX: Duration = Duration::from_secs(1);
 /// Between two times that what is not kept is removed from a remote, for which all the tables there are read.
 const THIN_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
-/// The same after it failed. A push of somebody else's that has died is waited for for minutes, in which nothing is copied.
+/// The same after it failed.
 const THIN_AGAIN_AFTER: Duration = Duration::from_secs(60 * 60);
 /// Transfers at a time beside running machines.
 const JOBS: usize = 2;
@@ -340,6 +340,8 @@ mod tests {
         remotes::{Encryption, RemoteEntry},
         samples,
     };
+    use fermata_remote::Address;
+    use fermata_store::remote::PullOptions;
     use std::{cell::Cell, path::PathBuf};
 
     #[test]
@@ -426,6 +428,33 @@ mod tests {
         copy(&mut BTreeMap::new());
         assert_eq!(there(), [third].into());
         assert_eq!(store.records().unwrap().len(), 3, "here all stays");
+    }
+
+    /// Why a remote remembers for good what was removed there, also where no line leads over it any more: nobody knows which hosts still have it.
+    #[test]
+    fn what_went_does_not_come_again_from_another_host() {
+        let place = tempfile::tempdir().unwrap();
+        let (here, store, entry) = kept_up(place.path());
+        let first = grow(&store, None, 1);
+        let second = grow(&store, Some(first), 2);
+        let third = grow(&store, Some(second), 3);
+        let asked = request("lab", &entry);
+        remotes::push(&here, &CopyRequest { everything: true, ..asked.clone() }, &mut |_| ()).unwrap();
+        let (address, elsewhere) = (place.path().join("nas"), place.path().join("elsewhere"));
+        let other = Store::open(&elsewhere).unwrap();
+        remotes::add(&elsewhere, RemoteEntry::new("nas".into(), address.display().to_string(), None, Encryption::None)).unwrap();
+        let nas = fermata_remote::open(&Address::Directory(address.clone()), None).unwrap();
+        other.pull(&*nas, "lab", &[first, second, third], &PullOptions::default(), &mut |_, _| {}).unwrap();
+        assert_eq!(copy_new(&here, "lab", &mut BTreeMap::new(), &|| ()), Ok(None));
+        assert_eq!(there(&here).checkpoints, [third].into());
+        let fork = Record { parent: Some(second), branch: "what-if".into(), ..samples::record("lab", 4) };
+        let fork = other.writer().unwrap().commit(&fork).unwrap();
+        remotes::push(&elsewhere, &asked, &mut |_| ()).unwrap();
+        assert_eq!(there(&here).checkpoints, [third, fork].into());
+        // The same for one from which nothing there descends directly.
+        fs::remove_file(address.join(format!("removed/lab/{first}"))).unwrap();
+        remotes::push(&elsewhere, &asked, &mut |_| ()).unwrap();
+        assert_eq!(there(&here).checkpoints, [first, third, fork].into(), "forgotten, it is taken for one that was never sent, or lost");
     }
 
     #[test]

@@ -136,19 +136,27 @@ fi
 exec setsid env -i PATH="$PATH" RANKS_TEST_PROGRAM="$RANKS_TEST_PROGRAM" sh -c "$command"
 "#;
 
+fn stand_in(place: &Path) {
+    fs::write(place.join("ssh"), SSH).unwrap();
+    fs::set_permissions(place.join("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Runs four ranks of a program on such hosts.
+fn on_hosts(place: &Path, hosts: &str, program: &Path, iterations: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fermata"));
+    command.args(["run-ranks", "-n", "4", "--name", "grid", "--every", "10ms", "--json", "--hosts", hosts]).arg(program);
+    command.args(["--exact", "a_rank", "--quiet"]).env_remove("FERMATA_EXPERIMENT");
+    command.env("FERMATA_STORE", place.join("store")).env("FERMATA_SSH", place.join("ssh")).env(PROGRAM, iterations);
+    command.output().unwrap()
+}
+
 #[test]
 fn ranks_run_on_several_hosts_and_go_on_without_one_that_is_lost() {
     let directory = tempfile::tempdir().unwrap();
     let place = |name: &str| directory.path().join(name);
-    fs::write(place("ssh"), SSH).unwrap();
-    fs::set_permissions(place("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
-    let program = env::current_exe().unwrap();
+    stand_in(directory.path());
     let run = |hosts: &str, iterations: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_fermata"));
-        command.args(["run-ranks", "-n", "4", "--name", "grid", "--every", "10ms", "--json", "--hosts", hosts]).arg(&program);
-        command.args(["--exact", "a_rank", "--quiet"]).env_remove("FERMATA_EXPERIMENT");
-        command.env("FERMATA_STORE", place("store")).env("FERMATA_SSH", place("ssh")).env(PROGRAM, iterations);
-        let ran = answer(&command.output().unwrap());
+        let ran = answer(&on_hosts(directory.path(), hosts, &env::current_exe().unwrap(), iterations));
         let is_right = ran["answers"].to_string().contains(&format!("{iterations} iterations on 512 x 512 points, right"));
         (ran, is_right)
     };
@@ -172,6 +180,28 @@ fn ranks_run_on_several_hosts_and_go_on_without_one_that_is_lost() {
         let is_there = || Command::new("kill").args(["-0", "--", &format!("-{group}")]).output().unwrap().status.success();
         assert!((0..100).any(|_| !is_there() || (thread::sleep(Duration::from_millis(100)), false).1), "ranks of {group} are still there");
     }
+}
+
+#[test]
+fn hosts_that_no_rank_comes_from_are_tried_once() {
+    let directory = tempfile::tempdir().unwrap();
+    stand_in(directory.path());
+    let run = |hosts: &str, program: &str| {
+        let ran = on_hosts(directory.path(), hosts, Path::new(program), "1500");
+        let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+        assert_eq!(ran.status.code(), Some(1), "{said}");
+        said
+    };
+    let advice = ["no rank ever came from any host", "BatchMode=yes HOST true", "the program is there"];
+    // None is reached: after the first the others are tried once more.
+    ["cut-127.0.0.2", "cut-127.0.0.3"].iter().for_each(|name| fs::write(directory.path().join(name), "").unwrap());
+    let said = run("127.0.0.2,127.0.0.3", "true");
+    assert!(advice.iter().all(|words| said.contains(words)) && !said.contains("--every"), "{said}");
+    let asked = fs::read_to_string(directory.path().join("asked")).unwrap();
+    assert!(asked.lines().count() <= 3, "{asked}");
+    // It is reached, and has no such program.
+    let said = run("127.0.0.4", "/no/such/program");
+    assert!(advice.iter().all(|words| said.contains(words)) && said.contains("ended with status 127"), "{said}");
 }
 
 #[test]

@@ -6,6 +6,9 @@ use std::{
     time::Duration,
 };
 
+/// What is no larger goes before what waits already: signs of life must not come minutes late because packs travel slowly.
+const SMALL: usize = 256;
+
 /// So many bytes a second, all that travel together.
 #[derive(Debug)]
 pub(crate) struct Limit {
@@ -31,9 +34,10 @@ impl Limit {
     fn wait_at(&self, now: Duration, bytes: usize) -> Duration {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         let from = (*next).max(now);
-        *next = from + Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
+        let own = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
+        *next = from + own;
         // They have travelled when their time is over.
-        next.saturating_sub(now)
+        if bytes <= SMALL { own } else { next.saturating_sub(now) }
     }
 }
 
@@ -50,5 +54,14 @@ mod tests {
         assert_eq!(now.as_millis(), 12_000);
         // What nobody used is not saved up.
         assert_eq!(limit.wait_at(now + Duration::from_secs(60), 1000), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn what_is_small_does_not_wait_for_what_is_large() {
+        let (limit, now) = (Limit::new(10_000), Duration::from_secs(5));
+        for packs in 1..4 {
+            assert_eq!(limit.wait_at(now, 5_000_000), Duration::from_secs(500) * packs + Duration::from_millis(10) * (packs - 1));
+            assert_eq!(limit.wait_at(now, 100), Duration::from_millis(10));
+        }
     }
 }

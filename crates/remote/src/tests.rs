@@ -344,6 +344,26 @@ fn grow(store: &Store, parent: Option<CheckpointId>, step: u64) -> CheckpointId 
     writer.commit(&record).unwrap()
 }
 
+/// A host died while it pushed: whoever removes sees its lease rest, and goes on.
+#[test]
+fn a_push_that_died_does_not_hold_up_removals() {
+    on_each_kind(|place| {
+        let here = tempfile::tempdir().unwrap();
+        let store = Store::open(here.path()).unwrap();
+        let first = grow(&store, None, 0);
+        let ids = [first, grow(&store, Some(first), 1)];
+        store.push(place, &ids, &PushOptions::default(), &mut |_, _| {}).unwrap();
+        let lease = format!("pushes/{}", "7".repeat(32));
+        assert!(place.swap(&lease, None, b"3\n".to_vec()).unwrap());
+        let experiment = store.record(&first).unwrap().experiment;
+        let checkpoints = [(experiment, [first].into())].into();
+        let options = PruneOptions { checkpoints, looks: 2, look_every: Duration::from_millis(1), ..PruneOptions::default() };
+        let pruned = store.prune_remote(place, &options, &mut |_, _| {}).unwrap();
+        assert_eq!((pruned.checkpoints, pruned.dead_pushes), (1, 1), "{place}");
+        assert_eq!(place.get(&lease, 10).unwrap(), None, "{place}");
+    });
+}
+
 #[test]
 fn checkpoints_go_there_and_come_back() {
     on_each_kind(|place| {

@@ -108,8 +108,8 @@ impl Scene {
         self.nas.list("pushes/").unwrap().len() as u32
     }
 
-    /// The same after somebody has died. If he left a lease, nobody can tell whether his push still lives: a thinning waits for it for minutes, and says then what a person
-    /// who knows better does, as here. Copies wait for nothing.
+    /// The same after somebody has died. If he left a lease, nobody can tell whether his push still lives: a thinning waits for it for minutes, and then goes on without it. Here
+    /// somebody knows better at once. Copies wait for nothing.
     fn back_up_after_a_death(&self, what: &str) {
         match self.leases() {
             0 => assert_eq!(self.back_up(), Ok(None), "{what}"),

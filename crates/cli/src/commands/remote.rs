@@ -79,7 +79,7 @@ enum What {
     ///
     /// Removed is what is named, and with --keep what the rules do not keep, of each experiment there or of the one of -e: as `fermata prune` does it here, so that what a branch or
     /// a tag is on stays. Without either only what no checkpoint needs goes, such as the beginnings of pushes that were never finished. Other hosts may push meanwhile: they are
-    /// waited for. One that gives no sign of life for five minutes ends this with an error.
+    /// waited for. One that gives no sign of life for five minutes is taken for dead; should it live all the same, it fails and says so, and is to be pushed again.
     #[command(after_long_help = PRUNE_EXAMPLES)]
     Prune(Prune),
     /// Look whether all that the checkpoints at a place are made of is still there
@@ -112,7 +112,7 @@ struct Prune {
     /// Do not ask before anything is removed
     #[arg(short, long)]
     yes: bool,
-    /// Go on without waiting for pushes under way, where you know that they are dead
+    /// Take pushes under way for dead at once, where you know that they are
     #[arg(long)]
     no_wait: bool,
     #[command(flatten)]

@@ -24,7 +24,7 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 /// With --mode optimistic each rank takes checkpoints by itself, every so often, and several are kept. When a rank dies all go back to the recovery line: the latest checkpoint of each such that none has received a message
 /// that was not sent. One that goes back may pull others back with it, up to the beginning: it is told how far. What lies before the line is removed, unless --keep.
 ///
-/// With --hosts the ranks run on several hosts, which `ssh` reaches without asking anything, and where the program lies under the same name. Checkpoints go to the store of this host. When a host is lost, all go back, and the
+/// With --hosts the ranks run on several hosts, which `ssh` (or what FERMATA_SSH names) reaches without asking anything, and where the program lies under the same name. Checkpoints go to the store of this host. When a host is lost, all go back, and the
 /// others take its ranks. Messages and memory travel unencrypted, at ports that the system chooses: the network between the hosts has to be one that you trust.
 ///
 /// The program must be written for it: see the library `fermata-process` and its examples. With --transport mpi it is one of MPI, for which two calls are enough: see docs/mpi.md.

@@ -296,8 +296,8 @@ pub fn run(store: &Store, options: &Options, watch: &mut dyn FnMut(Event)) -> Re
         };
         let line = way.go_back()?;
         in_vain = if way.progress() > before { 1 } else { in_vain + 1 };
-        if in_vain > options.retries {
-            return Err(Error::Hopeless { times: in_vain, why });
+        if in_vain > options.retries || hosts.are_hopeless() {
+            return Err(hosts.advice(&why).unwrap_or(Error::Hopeless { times: in_vain, why }));
         }
         tally.rollbacks += 1;
         tally.reasons.push(why.clone());

@@ -9,7 +9,7 @@ use std::{
     fmt::Write as _,
     io::{self, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs as _, UdpSocket},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     str::FromStr,
 };
 
@@ -18,7 +18,7 @@ const HERE: &str = "localhost";
 /// Where `ssh` listens, for the system to find the way there.
 const SSH_PORT: u16 = 22;
 /// The exit status of `ssh` when it does not get there, or is cut off.
-pub(super) const CUT_OFF: i32 = 255;
+const CUT_OFF: i32 = 255;
 
 /// A host that ranks run on: `NAME`, or `NAME:SHARE` for so many times as many ranks as one without. The name is what `ssh` gets; `localhost` is this host, without `ssh`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,13 +56,15 @@ impl FromStr for Host {
 pub(super) struct Hosts {
     all: Vec<Host>,
     lost: Vec<bool>,
+    /// A rank has come from there.
+    known: Vec<bool>,
     /// The host of each rank.
     places: Vec<usize>,
 }
 
 impl Hosts {
     pub fn new(all: &[Host]) -> Self {
-        Self { all: all.to_vec(), lost: vec![false; all.len()], places: Vec::new() }
+        Self { all: all.to_vec(), lost: vec![false; all.len()], known: vec![false; all.len()], places: Vec::new() }
     }
 
     /// Shares ranks out among the hosts that are not lost, in their order: neighbours are near each other.
@@ -85,8 +87,21 @@ impl Hosts {
         self.places[rank]
     }
 
-    /// What is to be said of a host that is not lost.
-    pub fn of_host(&self, host: usize, why: &str) -> String {
+    /// A rank has come.
+    pub fn came(&mut self, rank: usize) {
+        // Without hosts it has no place.
+        if let Some(host) = self.places.get(rank) {
+            self.known[*host] = true;
+        }
+    }
+
+    /// What began its ranks has ended there. A host that is cut off is lost, and so is one that no rank ever came from: it lacks the program, or `ssh` has its own way to fail. Returns what is to
+    /// be said of it.
+    pub fn ended(&mut self, host: usize, status: ExitStatus) -> String {
+        let why = format!("what began its ranks ended with {status}");
+        if status.code() == Some(CUT_OFF) || !self.known[host] {
+            return self.lose(host, &why);
+        }
         format!("host {}: {why}", self.all[host].name)
     }
 
@@ -94,11 +109,35 @@ impl Hosts {
     pub fn lose(&mut self, host: usize, why: &str) -> String {
         let name = &self.all[host].name;
         self.lost[host] = true;
-        if self.lost.iter().all(|lost| *lost) {
+        if !self.lost.contains(&false) {
+            if self.are_unknown() {
+                return format!("host {name} is lost ({why})");
+            }
             self.lost.fill(false);
             return format!("no host is left: {name} is lost, too ({why}). All are tried again");
         }
         format!("host {name} is lost ({why}), and others take its ranks")
+    }
+
+    /// No rank ever came from any of them.
+    fn are_unknown(&self) -> bool {
+        !self.known.contains(&true)
+    }
+
+    /// All are lost, and trying them again would not mend it.
+    pub fn are_hopeless(&self) -> bool {
+        !self.all.is_empty() && !self.lost.contains(&false)
+    }
+
+    /// What there is to look at, if no rank ever came from any of them.
+    pub fn advice(&self, why: &str) -> Option<Error> {
+        let advice = || {
+            format!(
+                "no rank ever came from any host. The last: {why}. See what was printed before; then, for each host, whether `{} -o BatchMode=yes HOST true` succeeds (is it the right name, is a key taken there without a question? FERMATA_SSH says what is called), and whether the program is there under the same name and reaches this host (--listen)",
+                ssh()
+            )
+        };
+        (!self.all.is_empty() && self.are_unknown()).then(|| Error::Refused(advice()))
     }
 
     /// The address at which ranks on all hosts find who listens here.
@@ -110,7 +149,7 @@ impl Hosts {
         reached_from(&other.name).map_err(|error| {
             let name = &other.name;
             Error::Refused(format!(
-                "it cannot be found out at which address {name} finds this host ({error}): say it with --listen ADDRESS"
+                "it cannot be found out at which address {name} finds this host ({error}): if the name is right, say it with --listen ADDRESS"
             ))
         })
     }
@@ -154,6 +193,11 @@ fn reached_from(name: &str) -> io::Result<IpAddr> {
     Err(last)
 }
 
+/// What leads to other hosts.
+fn ssh() -> String {
+    env::var("FERMATA_SSH").unwrap_or_else(|_| "ssh".to_owned())
+}
+
 /// A shell on a host that runs this script.
 fn shell(host: &str, script: &str) -> Command {
     if host == HERE {
@@ -161,7 +205,7 @@ fn shell(host: &str, script: &str) -> Command {
         command.args(["-c", script]);
         return command;
     }
-    let mut command = Command::new(env::var("FERMATA_SSH").unwrap_or_else(|_| "ssh".to_owned()));
+    let mut command = Command::new(ssh());
     command.args(["-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ConnectTimeout=20"]);
     // Whatever shell people have there gets one word for `sh`.
     command.arg(host).arg(format!("exec sh -c {}", quoted(script)));
@@ -227,12 +271,36 @@ mod tests {
         };
         assert_eq!(placed(&mut hosts, 8), [0, 0, 1, 1, 1, 1, 2, 2]);
         assert_eq!(placed(&mut hosts, 2), [0, 1]);
+        hosts.came(0);
         assert!(hosts.lose(0, "why").contains("a is lost (why)"));
         assert_eq!(placed(&mut hosts, 6), [1, 1, 1, 1, 2, 2]);
         hosts.lose(1, "why");
         assert_eq!(placed(&mut hosts, 2), [2, 2]);
         assert!(hosts.lose(2, "why").contains("no host is left"));
         assert_eq!(placed(&mut hosts, 4), [0, 1, 1, 2]);
+    }
+
+    #[test]
+    fn hosts_that_no_rank_ever_came_from_are_tried_once() {
+        let (all, ended) = (hosts(&["a", "b"]), ExitStatus::default());
+        let mut hosts = Hosts::new(&all);
+        hosts.place(2);
+        assert!(hosts.ended(0, ended).contains("a is lost") && !hosts.are_hopeless());
+        hosts.place(2);
+        let why = hosts.ended(1, ended);
+        assert!(hosts.are_hopeless());
+        assert!(hosts.advice(&why).unwrap().to_string().contains("b is lost (what began its ranks ended with exit status: 0). See"));
+
+        let mut hosts = Hosts::new(&all);
+        hosts.place(2);
+        hosts.came(1);
+        assert!(hosts.ended(1, ended).starts_with("host b: ") && hosts.advice("why").is_none());
+        (0..2).for_each(|host| _ = hosts.lose(host, "why"));
+        assert!(!hosts.are_hopeless());
+
+        let mut none = Hosts::new(&[]);
+        none.came(0);
+        assert!(!none.are_hopeless() && none.advice("why").is_none());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::{
     host::{Error, Event, Options, Way, failed},
-    hosts::{CUT_OFF, Hosts},
+    hosts::Hosts,
     links::{Listener, Stream},
     mode::Transport,
     runtime,
@@ -106,18 +106,14 @@ fn end_mpirun(mpirun: &mut Child) {
 }
 
 impl Children {
-    /// Who has died, if somebody has. A host that is cut off is lost.
+    /// Who has died, if somebody has. A host may be lost with it.
     fn dead(&mut self, hosts: &mut Hosts) -> Option<String> {
         match self {
             Self::Ranks(ranks) => {
                 ranks.iter_mut().enumerate().find_map(|(rank, child)| Some(format!("rank {rank} ended with {}", child.try_wait().ok()??)))
             }
             Self::Mpirun(mpirun) => Some(format!("mpirun ended with {}", mpirun.try_wait().ok()??)),
-            Self::Hosts(shells) => shells.iter_mut().find_map(|(host, shell)| {
-                let status = shell.try_wait().ok()??;
-                let why = format!("what began its ranks ended with {status}");
-                Some(if status.code() == Some(CUT_OFF) { hosts.lose(*host, &why) } else { hosts.of_host(*host, &why) })
-            }),
+            Self::Hosts(shells) => shells.iter_mut().find_map(|(host, shell)| Some(hosts.ended(*host, shell.try_wait().ok()??))),
         }
     }
 
@@ -277,6 +273,7 @@ fn gather(ranks: usize, listener: &Listener, token: &Token, children: &mut Child
                     && let Some(place) = arrived.get_mut(rank).filter(|place| place.is_none())
                 {
                     *place = Some(who);
+                    hosts.came(rank);
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

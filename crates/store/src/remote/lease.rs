@@ -11,7 +11,7 @@ use std::{
 
 const LEASES: &str = "pushes/";
 const LEASE_MAX: u64 = 64;
-/// Between two signs of life of a push.
+/// Between two signs of life of a push: a tenth of the time after which [`PruneOptions`](super::PruneOptions) takes one for dead that gives none.
 const BEAT_EVERY: Duration = Duration::from_secs(30);
 const GOING: &str = "pruning";
 const GOING_MAX: u64 = 1 << 30;
@@ -109,7 +109,7 @@ impl<'a> Lease<'a> {
                     "somebody who removed checkpoints from {} took this push for dead, for nothing was heard of it for minutes",
                     self.remote
                 ),
-                "push again: what is there is not sent again",
+                "push again: what it had sent and not completed is sent anew",
             )),
         }
     }
@@ -247,7 +247,10 @@ impl<'a> Claim<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::remote::tests::Place;
+    use crate::remote::{
+        CopyStage, PruneOptions,
+        tests::{Place, history, push, store},
+    };
 
     #[test]
     fn a_sign_of_life_whose_answer_is_lost_is_one() {
@@ -266,5 +269,30 @@ mod tests {
         beat();
         assert!(lease.is_lost());
         lease.check().unwrap_err();
+    }
+
+    #[test]
+    fn a_push_is_waited_for_as_long_as_it_gives_signs_of_life() {
+        let (here, place) = (tempfile::tempdir().unwrap(), Place::new());
+        let from = store(here.path());
+        push(&from, &place, &history(&from, 2)).unwrap();
+        let lease = Lease::take(&place).unwrap();
+        let options = PruneOptions { looks: 3, look_every: Duration::from_millis(1), ..PruneOptions::default() };
+        let mut looks = 0;
+        let pruned = from.prune_remote(&place, &options, &mut |stage, _| {
+            looks += u32::from(stage == CopyStage::Wait);
+            if looks <= 20 {
+                lease.beat_once(&mut lease.lock());
+            }
+        });
+        let pruned = pruned.unwrap();
+        assert_eq!((pruned.dead_pushes, looks), (1, 20 + 1 + options.looks), "after the last sign it was looked so many times");
+        assert!(pushes(&place).unwrap().is_empty());
+        let error = lease.check().unwrap_err().to_string();
+        assert!(error.contains("took this push for dead"), "{error}");
+        // Whoever has ended is not waited for.
+        drop(lease);
+        drop(Lease::take(&place).unwrap());
+        assert_eq!(from.prune_remote(&place, &options, &mut |_, _| {}).unwrap().dead_pushes, 0);
     }
 }

@@ -45,7 +45,7 @@ pub struct PruneOptions {
     pub jobs: usize,
     /// Between two looks whether pushes have ended.
     pub look_every: Duration,
-    /// A push that gives no sign of life over so many looks ends the waiting with an error; 0: whoever calls knows that all pushes under way are dead.
+    /// A push that gives no sign of life over so many looks is taken for dead; 0: whoever calls knows that all pushes under way are.
     pub looks: u32,
 }
 
@@ -374,23 +374,17 @@ impl Prune<'_> {
         let mut total = awaited.len() as u64;
         while !awaited.is_empty() {
             progress(CopyStage::Wait, Progress { done: total - awaited.len() as u64, total });
-            let silent: BTreeMap<_, _> =
-                awaited.iter().filter(|(_, push)| push.looks >= push.patience).map(|(name, push)| (name.clone(), push.patience)).collect();
-            if let Some((name, _)) = silent.iter().find(|(_, patience)| **patience > 0) {
-                // All that one sends is lost that is taken for dead while it lives.
-                return Err(Error::refused(
-                    format!("a push to {} has given no sign of life for long: its lease is pushes/{name}", self.remote),
-                    "where you know that it is dead, --no-wait goes on without it; nothing that is needed was removed",
-                ));
-            }
+            let is_silent = |(_, push): &(&String, &Awaited)| push.looks >= push.patience;
+            let silent: BTreeSet<_> = awaited.iter().filter(is_silent).map(|(name, _)| name.clone()).collect();
             if !silent.is_empty() {
-                claim.announce(Going { dead: silent.keys().cloned().collect(), ..Going::default() })?;
-                for name in silent.into_keys() {
+                // One that lives all the same finds its lease gone, and begins anew: it costs what it has sent.
+                claim.announce(Going { dead: silent.clone(), ..Going::default() })?;
+                for name in silent {
                     lease::break_lease(self.remote, &name)?;
                     awaited.remove(&name);
                     self.told.dead_pushes += 1;
                 }
-                // Whoever began before that was announced may count on what those had sent. Nobody has said that these are dead.
+                // Whoever began before that was announced may count on what those had sent, and nobody has looked after these yet.
                 let patience = PruneOptions::default().looks;
                 for (name, text) in lease::pushes(self.remote)? {
                     total += u64::from(!awaited.contains_key(&name));

@@ -104,6 +104,25 @@ impl Store {
     ) -> Result<Pushed> {
         identity::settle(remote, options.identity.as_deref())?;
         let lease = Lease::take(remote)?;
+        thread::scope(|scope| {
+            // From now on: on a slow line it takes minutes to learn what is there.
+            scope.spawn(|| lease.beat());
+            let sent = self.send_under(&lease, remote, ids, options, repair, progress);
+            lease.end_beats();
+            // Whatever failed, that somebody took it for dead is the cause.
+            sent.map_err(|error| lease.check().err().filter(|_| lease.is_lost()).unwrap_or(error))
+        })
+    }
+
+    fn send_under(
+        &self,
+        lease: &Lease<'_>,
+        remote: &dyn Remote,
+        ids: &[CheckpointId],
+        options: &PushOptions,
+        repair: bool,
+        progress: &mut dyn FnMut(CopyStage, Progress),
+    ) -> Result<Pushed> {
         let going = Going::look(remote)?;
         let (mut records, gone) = self.still_here(ids)?;
         // Those of checkpoints that are there already, too: they may have been sent without.
@@ -130,17 +149,14 @@ impl Store {
         drop(catalog);
         let uploads = Uploads::new(remote, jobs);
         thread::scope(|scope| {
-            scope.spawn(|| lease.beat());
             for _ in 0..jobs {
                 scope.spawn(|| uploads.serve());
             }
-            let mut push = Push::new(self, remote, &uploads, Some(&lease), known);
+            let mut push = Push::new(self, remote, &uploads, Some(lease), known);
             (push.told.gone, push.shown) = (gone, shown);
             let sent = push.all(&mut plan, &images, &records, progress);
             uploads.close();
-            lease.end_beats();
-            // Whatever failed, that somebody took it for dead is the cause.
-            sent.map(|()| push.told).map_err(|error| lease.check().err().filter(|_| lease.is_lost()).unwrap_or(error))
+            sent.map(|()| push.told)
         })
     }
 
@@ -349,11 +365,12 @@ impl<'a> Push<'a> {
     fn counted_on(&self, objects: &[String], show: impl FnOnce() -> Result<()>) -> Result<()> {
         let check = || self.lease.map_or(Ok(()), Lease::check);
         check()?;
-        let shown = show().and_then(|()| check());
+        // It is looked where showing them failed, too: some may be there.
+        let (shown, checked) = (show(), check());
         if self.lease.is_some_and(Lease::is_lost) {
             objects.iter().for_each(|object| _ = self.remote.remove(object));
         }
-        shown
+        shown.and(checked)
     }
 
     pub fn blob(&mut self, name: &BlobName, bytes: &[u8]) -> Result<()> {

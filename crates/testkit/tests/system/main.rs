@@ -33,6 +33,7 @@ mod reboot;
 mod remotes;
 mod replicated;
 mod soak;
+mod sshd;
 mod swap_kills;
 mod swapping;
 mod travel;

@@ -4,7 +4,7 @@ use super::{
     images::{content, image, pull_both, standing},
     *,
 };
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 fn options(gone: &[CheckpointId]) -> PruneOptions {
     let checkpoints = [("lab".to_owned(), gone.iter().copied().collect::<BTreeSet<_>>())].into();
@@ -354,9 +354,53 @@ fn somebody_may_prune_at_any_step_of_setting_a_tag() {
     }
 }
 
-/// Another host removes, from beginning to end and taking the push for dead, between any two steps of a push. What the push then shows is whole, or it fails.
+/// Looks so soon that whoever stands still meanwhile is taken for dead.
+fn impatient(gone: &[CheckpointId]) -> PruneOptions {
+    PruneOptions { looks: 3, look_every: Duration::from_millis(1), ..options(gone) }
+}
+
+/// Whoever dies while he pushes, at any step of that, holds up nobody for good.
 #[test]
-fn somebody_may_prune_at_any_step_of_a_push() {
+fn a_removal_goes_on_without_a_push_that_died() {
+    let here = tempfile::tempdir().unwrap();
+    let from = store(here.path());
+    let ids = history(&from, 3);
+    let more = fork(&from, ids[1]);
+    let mut left = 0;
+    for steps in 0.. {
+        let place = Place::new();
+        ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+        place.fail_after(Some(steps));
+        let pushed = push(&from, &place, &[more]);
+        place.fail_after(None);
+        let leases = place.objects("pushes/").len() as u64;
+        let pruned = from.prune_remote(&place, &impatient(&ids[..2]), &mut |_, _| {}).unwrap();
+        assert_eq!((pruned.checkpoints, pruned.dead_pushes), (2, leases), "after {steps} steps");
+        assert!(place.objects("pushes/").is_empty(), "after {steps} steps");
+        assert_all_whole(&place, &from, &format!("after {steps} steps"));
+        push(&from, &place, &[more]).unwrap();
+        assert_all_whole(&place, &from, &format!("pushed again after {steps} steps"));
+        assert!(from.remote_checkpoints(&place, "lab").unwrap().contains(&more), "after {steps} steps");
+        left += leases;
+        if pushed.is_ok() && leases == 0 {
+            assert!(left > 4, "only {left} leases were left");
+            return;
+        }
+    }
+}
+
+#[test]
+fn somebody_who_knows_better_may_prune_at_any_step_of_a_push() {
+    prune_at_any_step_of_a_push(options);
+}
+
+#[test]
+fn somebody_who_has_waited_may_prune_at_any_step_of_a_push() {
+    prune_at_any_step_of_a_push(impatient);
+}
+
+/// Another host removes, from beginning to end and taking the push for dead, between any two steps of a push. What the push then shows is whole, or it fails.
+fn prune_at_any_step_of_a_push(how: fn(&[CheckpointId]) -> PruneOptions) {
     let (here, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let from = store(here.path());
     let ids = history(&from, 3);
@@ -369,7 +413,7 @@ fn somebody_may_prune_at_any_step_of_a_push() {
         {
             let (other, gone, there, done) = (store(elsewhere.path()), ids[..2].to_vec(), place.clone(), done.clone());
             place.after(steps, move || {
-                prune(&other, &there, &gone).unwrap();
+                other.prune_remote(&*there, &how(&gone), &mut |_, _| {}).unwrap();
                 *done.lock().unwrap() = true;
             });
         }
@@ -393,6 +437,34 @@ fn somebody_may_prune_at_any_step_of_a_push() {
     }
 }
 
+/// The same when the answer to what the push sends next is lost: what it has shown all the same it takes back.
+#[test]
+fn a_push_taken_for_dead_takes_back_what_it_failed_to_show() {
+    let (here, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let from = store(here.path());
+    let ids = history(&from, 3);
+    let more = fork(&from, ids[1]);
+    let mut failed = 0;
+    for steps in 0.. {
+        let place = Arc::new(Place::new());
+        ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+        let (other, there, gone) = (store(elsewhere.path()), place.clone(), ids[..2].to_vec());
+        place.after(steps, move || {
+            prune(&other, &there, &gone).unwrap();
+            there.lose_an_answer();
+        });
+        let pushed = push(&from, &place, &[more]);
+        let is_over = place.meanwhile.lock().unwrap().take().is_some();
+        place.loses_answer.store(false, Ordering::Relaxed);
+        assert_all_whole(&place, &from, &format!("after {steps} steps: {pushed:?}"));
+        failed += u32::from(pushed.is_err());
+        if is_over {
+            assert!(steps > 8 && failed > 4, "{steps} steps, {failed} failed");
+            return;
+        }
+    }
+}
+
 /// A push that gives signs of life is waited for, and what it shows in the end is whole.
 #[test]
 fn a_push_under_way_is_waited_for() {
@@ -407,7 +479,7 @@ fn a_push_under_way_is_waited_for() {
         let (other, gone, there, pruning) = (store(elsewhere.path()), ids[..2].to_vec(), place.clone(), pruning.clone());
         // It has its lease by then, and has looked what is there.
         place.after(8, move || {
-            let wait = PruneOptions { looks: u32::MAX, look_every: std::time::Duration::from_millis(1), ..options(&gone) };
+            let wait = PruneOptions { looks: u32::MAX, ..impatient(&gone) };
             let (waits, awaited) = mpsc::channel();
             *pruning.lock().unwrap() = Some(thread::spawn(move || {
                 other.prune_remote(&*there, &wait, &mut |stage, _| _ = (stage == CopyStage::Wait).then(|| waits.send(())))
