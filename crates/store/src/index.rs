@@ -1,5 +1,6 @@
 //! The index: where everything lies, in LMDB, byte for byte as in `docs/formats/index.md`.
 
+mod checked;
 mod guard;
 mod hidden;
 mod trees;
@@ -180,7 +181,9 @@ impl Index {
 
     /// Opens the index in this directory; makes one if there is none.
     pub fn open(path: &Path, medium: Arc<dyn Medium>, sealing: Sealing) -> Result<Self> {
-        check(path)?;
+        if checked::at(path).is_none() {
+            check(path)?;
+        }
         let env = open_env(path)?;
         env.clear_stale_readers().map_err(error(path))?;
         let databases = match open_databases(&env).map_err(error(path))? {
@@ -241,9 +244,19 @@ impl Index {
         // A process that was killed while it read would keep every page from being used again that was freed since.
         self.env.clear_stale_readers().map_err(self.error())?;
         let mut transaction = self.env.write_txn().map_err(self.error())?;
+        let checked = checked::at(&self.path);
         let value = change(&mut transaction)?;
         self.medium.commit(transaction).map_err(self.error())?;
+        // What we write is as whole as what was there. If somebody else's transaction has begun since, it finds a file that nobody remembers, and says nothing of it.
+        if checked.is_some() {
+            checked::remember(&self.path, checked::state(&self.path), checked);
+        }
         Ok(value)
+    }
+
+    /// Reads the file without LMDB, whenever that was done last: see `check`.
+    pub fn check(&self) -> Result<()> {
+        check(&self.path)
     }
 
     pub fn get<'t>(&self, read: &'t RoTxn<'_>, db: &Db, key: &[u8]) -> Result<Option<Cow<'t, [u8]>>> {
@@ -521,15 +534,19 @@ fn name(bytes: &[u8]) -> Option<[u8; 32]> {
     (bytes.len() == 32).then(|| name_at(bytes, 0))
 }
 
-/// Nothing of the file is shown to LMDB before its structure is known to be whole: LMDB follows whatever it finds.
+/// Nothing of the file is shown to LMDB before its structure is known to be whole, or was within the hour: LMDB follows whatever it finds.
 fn check(path: &Path) -> Result<()> {
-    let file = path.join(Index::FILE);
-    lmdb::check(&file, &DATABASES).or_else(|fault| match fault {
-        Fault::Io(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Fault::Io(error) => Err(Error::io("read", &file)(error)),
-        Fault::Version(version) => Err(Error::Unsupported { path: file, what: format!("version {version} of LMDB's format") }),
-        Fault::Damaged(at, detail) => Err(Error::corrupt(&file, at, "the structure of the index", detail)),
-    })
+    let (file, state) = (path.join(Index::FILE), checked::state(path));
+    match lmdb::check(&file, &DATABASES) {
+        Ok(()) => {
+            checked::remember(path, state, checked::now());
+            Ok(())
+        }
+        Err(Fault::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(Fault::Io(error)) => Err(Error::io("read", &file)(error)),
+        Err(Fault::Version(version)) => Err(Error::Unsupported { path: file, what: format!("version {version} of LMDB's format") }),
+        Err(Fault::Damaged(at, detail)) => Err(Error::corrupt(&file, at, "the structure of the index", detail)),
+    }
 }
 
 fn open_env(path: &Path) -> Result<Env<WithoutTls>> {

@@ -143,6 +143,7 @@ impl Store {
     ///
     /// Damage is no error: it is in the report. Errors are what keeps the verification from going on.
     pub fn verify(&self, options: &VerifyOptions, progress: &mut dyn FnMut(VerifyStage, Progress)) -> Result<Report> {
+        self.0.index.check()?;
         let _no_collection = Turn::together(self)?;
         self.0.forget();
         let mut verification = Verification {

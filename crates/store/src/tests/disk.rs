@@ -348,7 +348,7 @@ pub fn tree(root: &Path) -> Tree {
             if path.is_dir() {
                 tree.insert(below, None);
                 left.push(path);
-            } else if !path.ends_with("lock.mdb") && !below.starts_with("holds") {
+            } else if !path.ends_with("lock.mdb") && !path.ends_with("checked") && !below.starts_with("holds") {
                 tree.insert(below, Some(std::fs::read(&path).unwrap()));
             }
         }
