@@ -35,8 +35,8 @@ pub struct Body {
     /// Told by everybody who stops the machines or lets them go on.
     pub(crate) clock: Arc<GuestClock>,
     events: Arc<Events>,
-    /// The checkpoint that it was restored from: its pages and blocks are read when they are touched, for as long as this lives.
-    held: OnceLock<Hold>,
+    /// The checkpoint that it was restored from: its pages and blocks are read when they are touched, for as long as this lives. And its specification.
+    held: OnceLock<(Hold, serde_json::Value)>,
 }
 
 /// What a body was built after, to build another one like it.
@@ -90,9 +90,24 @@ impl Body {
         Ok((body, loaded))
     }
 
-    /// Keeps the checkpoint that it is about to be restored from in the store.
-    pub(crate) fn keep(&self, hold: Hold) {
-        self.held.set(hold).expect("a body is restored once");
+    /// Keeps the checkpoint that it is about to be restored from in the store. `spec` is that checkpoint's.
+    pub(crate) fn keep(&self, hold: Hold, spec: serde_json::Value) {
+        self.held.set((hold, spec)).expect("a body is restored once");
+    }
+
+    /// The specification of the checkpoint that it was restored from, if it was.
+    pub(crate) fn spec(&self) -> Option<&serde_json::Value> {
+        self.held.get().map(|(_, spec)| spec)
+    }
+
+    /// Whether anything happens in it at given times.
+    pub fn has_events(&self) -> bool {
+        !self.plan.events.is_empty()
+    }
+
+    /// Whether time passes in it.
+    pub fn time_passes(&self) -> bool {
+        self.clock.runs()
     }
 
     /// What happens, and what has happened.

@@ -190,7 +190,8 @@ pub(crate) fn take<S: Storage>(
             Step::Commit => unreachable!("nothing is committed before it is saved"),
             Step::Settle { .. } => {
                 settle(parts, None);
-                go_on(clock, ran, &times);
+                // If nothing was frozen, the clock is as others left it: whoever takes the run elsewhere has stopped it.
+                go_on(clock, ran && watch.is_some(), &times);
                 return Err(failure.expect("a checkpoint that is settled so early failed"));
             }
         };
@@ -326,7 +327,19 @@ fn await_instant(at: Option<VirtualTime>, clock: &GuestClock, hold: impl FnOnce(
     wait_as_long(left(at, clock).saturating_sub(HOLD));
     let held = besides("the experiment", "prepare", hold);
     wait_as_long(left(at, clock));
-    held
+    held.and(has_come(at, clock))
+}
+
+/// Whoever takes the run elsewhere stops it, and waits for nobody: then the instant never comes, and no earlier one is to be taken for it.
+fn has_come(at: Option<VirtualTime>, clock: &GuestClock) -> Result<(), PartFailure> {
+    let now = clock.at(monotonic());
+    match at.filter(|at| !clock.runs() && now < *at) {
+        None => Ok(()),
+        Some(at) => {
+            let cause = format!("it was stopped at {now}, and a checkpoint was to be taken at {at}").into();
+            Err(PartFailure { part: "the experiment".to_owned(), phase: "prepare", cause, others: Vec::new() })
+        }
+    }
 }
 
 /// Has the parts do again, shortly before the instant, what has become due while they waited for it or for one another.

@@ -36,6 +36,8 @@ const AGENT_WAIT: Duration = Duration::from_secs(60);
 const BOOT_WAIT: Duration = Duration::from_secs(600);
 /// Between two looks at whether somebody still waits for a checkpoint that is to come.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
+/// Keys of a specification that say how checkpoints are taken and kept, and nothing of machines.
+const OF_KEEPER: [&str; 6] = ["every", "keep", "capture", "tracker", "full", "free"];
 
 /// A run: a body, the parts in it, and the branch that it grows.
 pub struct Run {
@@ -425,7 +427,9 @@ impl Run {
                 return Err(Error::Left { run: self.name.clone() });
             }
             if !wanted() {
-                return Err(Error::Refused(format!("whoever asked for a checkpoint at {at} has left; none was taken")));
+                return Err(Error::Refused(format!(
+                    "whoever asked for a checkpoint at {at} has left, or the run has ended; none was taken"
+                )));
             }
             let left = body.clock.until(at, monotonic());
             if left > HEAD_START || !body.clock.runs() {
@@ -508,7 +512,7 @@ impl Run {
             after_ns: None,
             time_virtual_ns: plan::time_virtual(&parts, "being made")?.ns,
             began_ns: body.clock.began_ns(),
-            spec: self.spec.clone(),
+            spec: body.spec().map_or_else(|| self.spec.clone(), |own| as_kept(own.clone(), &self.spec)),
             events,
             waiting,
             parts,
@@ -678,7 +682,7 @@ pub fn travel(host: &Arc<Host>, spare: Body, id: &CheckpointId, record: &Record,
     if perturbation.is_some_and(|perturbation| !perturbation.is_valid()) {
         return Err(Error::Refused("a perturbation varies timing, order or luck, by 10 s at most".into()));
     }
-    spare.keep(host.store().hold(id)?);
+    spare.keep(host.store().hold(id)?, record.spec.clone());
     let state = Return { host, id, record, eager, fresh_randomness, perturbation };
     let (parts, details) = spare.restore(&state)?;
     if !paused {
@@ -687,6 +691,15 @@ pub fn travel(host: &Arc<Host>, spare: Body, id: &CheckpointId, record: &Record,
     let machines = details.iter().map(|details| (details.config.name.clone(), details.id)).collect();
     let standing = Standing { branch: branch.to_owned(), head: Some(*id), machines };
     Ok(Arrival { body: spare, parts, standing, time_virtual: VirtualTime::from_ns(record.time_virtual_ns) })
+}
+
+/// The specification of machines that came from a checkpoint, which may be another one than their keeper's, with what the keeper was told of checkpoints.
+fn as_kept(mut of_machines: serde_json::Value, keepers: &serde_json::Value) -> serde_json::Value {
+    if let Some(keys) = of_machines.as_object_mut() {
+        keys.retain(|key, _| !OF_KEEPER.contains(&key.as_str()));
+        keys.extend(OF_KEEPER.iter().filter_map(|key| Some(((*key).to_owned(), keepers.get(key)?.clone()))));
+    }
+    of_machines
 }
 
 fn skew(apart: Apart) -> Skew {
@@ -726,5 +739,19 @@ mod tests {
         let refused = || Err(Error::Refused("as ever".into()));
         assert_eq!(between_checkpoints(&parts, "pause", refused).expect_err("it was refused").to_string(), "as ever");
         between_checkpoints(&parts, "resume", || Ok(())).expect("nothing is wrong");
+    }
+
+    #[test]
+    fn what_came_from_a_checkpoint_is_described_as_there_and_kept_as_here() {
+        let spec = |more: &str, machine: &str| {
+            let text = format!("name: x\n{more}nodes: {{a: {{image: i}}, {machine}: {{image: i}}}}\n");
+            Spec::from_yaml(&text, "x.yaml".as_ref(), "/".as_ref()).unwrap()
+        };
+        let here = spec("every: 5s\ntracker: scan\nfull: true\nevents: [{at: 1s, exec: a, run: here}]\n", "b");
+        let there = spec("every: 2s\nkeep: last 3\ncapture: stop\nfree: keep\nevents: [{at: 2s, exec: c, run: there}]\n", "c");
+        let [here_json, there_json] = [&here, &there].map(|spec| serde_json::to_value(spec).unwrap());
+        let kept: Spec = serde_json::from_value(as_kept(there_json.clone(), &here_json)).unwrap();
+        assert_eq!(kept, Spec { every: here.every, keep: here.keep.clone(), capture: here.capture, ..there });
+        assert_eq!(as_kept(there_json.clone(), &there_json), there_json);
     }
 }

@@ -102,6 +102,8 @@ pub struct Keeper {
     collect_trouble: Mutex<Option<String>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     ending: Arc<(Mutex<bool>, Condvar)>,
+    /// There is a thread that has events happen.
+    happening: AtomicBool,
     /// Numbers the forks without a name.
     forks: AtomicU64,
     /// Runs that stand still for a remote.
@@ -129,6 +131,7 @@ impl Keeper {
             collect_trouble: Mutex::default(),
             threads: Mutex::default(),
             ending: Arc::default(),
+            happening: AtomicBool::new(false),
             forks: AtomicU64::new(1),
             held: Mutex::default(),
             journey: Mutex::new(()),
@@ -175,9 +178,10 @@ impl Keeper {
     }
 
     fn add(self: &Arc<Self>, run: Run) {
-        let run = Arc::new(run);
-        self.keep(run);
+        let body = run.body();
+        self.keep(Arc::new(run));
         self.start_threads();
+        self.start_events(&body);
         self.start_collecting();
     }
 
@@ -270,9 +274,14 @@ impl Keeper {
         let run = self.run(run)?;
         let what = if asked.when.is_some() { "waiting for the instant of the checkpoint" } else { "storing the checkpoint" };
         self.report(what, Progress::default());
-        let result = self.take(&run, asked, wanted);
+        // In a run that has ended no instant comes.
+        let result = self.take(&run, asked, &|| wanted() && self.lives(&run));
         self.report("", Progress::default());
         Ok(result?)
+    }
+
+    fn lives(&self, run: &Arc<Run>) -> bool {
+        self.runs().iter().any(|living| Arc::ptr_eq(living, run))
     }
 
     fn take(&self, run: &Run, asked: Asked, wanted: &dyn Fn() -> bool) -> fermata_experiment::Result<(CheckpointId, Record)> {
@@ -287,17 +296,20 @@ impl Keeper {
     }
 
     /// Takes a run to a checkpoint. If that fails the run goes on where it was.
-    pub fn goto(&self, to: &str, run: Option<&str>, how: Journey) -> Result<Resumed> {
+    pub fn goto(self: &Arc<Self>, to: &str, run: Option<&str>, how: Journey) -> Result<Resumed> {
         self.counted(Kind::Goto, self.go(to, run, how))
     }
 
-    fn go(&self, to: &str, run: Option<&str>, how: Journey) -> Result<Resumed> {
+    fn go(self: &Arc<Self>, to: &str, run: Option<&str>, how: Journey) -> Result<Resumed> {
         let watch = Stopwatch::start();
         let _one_at_a_time = self.set_out()?;
         let run = self.run(run)?;
         let (id, record) = self.find(to, Some(&run))?;
         let before = run.body();
-        let (was_running, paused) = (before.glance().contains(&Status::Running), how.paused);
+        let seen = before.glance();
+        // Of one that does not answer nobody knows more than that it was not paused.
+        let was_running = seen.contains(&Status::Running) || seen.contains(&Status::Silent) && before.time_passes();
+        let paused = how.paused;
         // Nobody will miss what it would still do; its processor is needed.
         let _ = before.pause_within(GLANCE);
         let (arrival, warm) = match self.arrive(&id, &record, &record.branch, how, Some(&before)) {
@@ -325,16 +337,17 @@ impl Keeper {
         let body = run.body();
         self.spares.bury(left);
         self.spares.want_like(&body);
+        self.start_events(&body);
         let (branch, perturbation) = (run.standing().branch, body.perturbation());
         Ok(Resumed { run: run.name().to_owned(), branch, checkpoint: id, time_virtual, took, warm, perturbation })
     }
 
     /// Starts another run from a checkpoint: of this id, or the newest one of a run.
-    pub fn fork(&self, from: Option<&str>, run: Option<&str>, fork: Fork) -> Result<Resumed> {
+    pub fn fork(self: &Arc<Self>, from: Option<&str>, run: Option<&str>, fork: Fork) -> Result<Resumed> {
         self.counted(Kind::Fork, self.split(from, run, fork))
     }
 
-    fn split(&self, from: Option<&str>, run: Option<&str>, fork: Fork) -> Result<Resumed> {
+    fn split(self: &Arc<Self>, from: Option<&str>, run: Option<&str>, fork: Fork) -> Result<Resumed> {
         let watch = Stopwatch::start();
         let _one_at_a_time = self.set_out()?;
         let (id, record) = match from {
@@ -351,8 +364,10 @@ impl Keeper {
         let time_virtual = arrival.time_virtual;
         let took = watch.elapsed();
         let run = Run::begin(self.host.clone(), &self.spec, &name, arrival, true)?;
-        let perturbation = run.body().perturbation();
+        let body = run.body();
+        let perturbation = body.perturbation();
         self.keep(Arc::new(run));
+        self.start_events(&body);
         Ok(Resumed { run: name.clone(), branch: name, checkpoint: id, time_virtual, took, warm, perturbation })
     }
 
@@ -471,7 +486,7 @@ impl Keeper {
         self.runs.lock().expect("nobody panics with the lock").is_empty()
     }
 
-    /// Begins, once, what goes on by itself: the checkpoints by the clock, and the events.
+    /// Begins, once, what goes on by itself: the checkpoints by the clock, and removing what is not to be kept.
     fn start_threads(self: &Arc<Self>) {
         let mut threads = self.threads.lock().expect("nobody panics with the lock");
         if !threads.is_empty() {
@@ -492,11 +507,17 @@ impl Keeper {
                 PRUNE_EVERY
             }));
         }
-        if !self.spec.events.is_empty() {
-            // Runs are paused, taken elsewhere and begun meanwhile.
-            let soonest = |keeper: &Self| keeper.runs().iter().filter_map(|run| run.happen()).min();
-            threads.push(self.repeat(Duration::ZERO, move |keeper| soonest(keeper).map_or(EVENTS_LOOK, |left| left.min(EVENTS_LOOK))));
+    }
+
+    /// Has events happen from when there is a run with any: the specification of the checkpoint that it came from may have some, and ours none.
+    fn start_events(self: &Arc<Self>, body: &Body) {
+        if !body.has_events() || self.happening.swap(true, Ordering::Relaxed) {
+            return;
         }
+        // Runs are paused, taken elsewhere and begun meanwhile.
+        let soonest = |keeper: &Self| keeper.runs().iter().filter_map(|run| run.happen()).min();
+        let events = self.repeat(Duration::ZERO, move |keeper| soonest(keeper).map_or(EVENTS_LOOK, |left| left.min(EVENTS_LOOK)));
+        self.threads.lock().expect("nobody panics with the lock").push(events);
     }
 
     /// A thread that works after so long, and again after as long as the work says, until all ends.

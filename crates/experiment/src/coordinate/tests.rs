@@ -531,3 +531,21 @@ fn an_instant_is_waited_for_with_all_held() {
     // On a busy host whoever waits may lose the processor for longer than that. Not each time.
     assert!((0..100).any(|_| held_before()), "what is to be held is held before the instant");
 }
+
+#[test]
+fn no_earlier_instant_is_taken_for_one_that_never_comes() {
+    let (rig, parts) = experiment(&KINDS, &[Fails::Never; 4], false);
+    let manner = Manner { at: Some(VirtualTime::from_ns(30_000_000)), ..Manner::default() };
+    let taken = take(&mut parts.lock().unwrap(), (), manner, &rig.clock, &mut |moment| {
+        assert_eq!(moment, Moment::Prepared);
+        // As by somebody who takes the run elsewhere.
+        rig.clock.stop_at(VirtualTime::from_ns(1));
+    });
+    let failure = taken.err().expect("it never comes");
+    assert_eq!(failure.phase, "prepare");
+    assert!(failure.to_string().contains("it was stopped at"), "{failure}");
+    assert!(!rig.clock.runs(), "nobody but who stopped it has it go on");
+    rig.check_settled(false);
+    rig.clock.go_on(None, monotonic());
+    rig.the_next_one_is_complete();
+}

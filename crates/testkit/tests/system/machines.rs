@@ -8,9 +8,10 @@ use fermata_testkit::{
     cli::{self, array, await_that, count, string},
     guests,
 };
-use fermata_types::VirtualTime;
+use fermata_timeline::Keeper;
+use fermata_types::{Perturbation, VirtualTime};
 use fermata_vm::MachineDetails;
-use std::{process::Command, thread, time::Duration};
+use std::{process::Command, sync::Arc, thread, time::Duration};
 
 const BOOT: Duration = Duration::from_secs(90);
 const PAUSED: Journey = Journey { eager: true, paused: true, fresh_randomness: false, perturbation: None };
@@ -170,6 +171,18 @@ fn hangs_in_the_pause(run: &Run, b: u32) {
     }
 }
 
+/// All of them hang, and a journey fails: they ran, and run on when they come to themselves.
+fn hang_in_a_journey_that_fails(keeper: &Arc<Keeper>, run: &Run, to: &str) {
+    let pids: Vec<_> = run.body().machines().iter().map(|of| of.machine().pid()).collect();
+    pids.iter().for_each(|pid| signal(*pid, "STOP"));
+    let perturbation = Some(Perturbation { order: true, within_ns: 1, ..Perturbation::default() });
+    let error = keeper.goto(to, None, Journey { perturbation, ..Journey::default() }).expect_err("nothing connects them").to_string();
+    assert!(error.contains("has no links"), "{error}");
+    pids.iter().for_each(|pid| signal(*pid, "CONT"));
+    assert_eq!(statuses(run), [Status::Running, Status::Running, Status::Running]);
+    await_work(&run.body());
+}
+
 #[test]
 fn one_that_dies_or_hangs_is_named_and_the_others_run_on() {
     let bench = Bench::new(&three("hangs"));
@@ -197,6 +210,7 @@ fn one_that_dies_or_hangs_is_named_and_the_others_run_on() {
     assert_eq!(statuses(&run), [Status::Running, Status::Running, Status::Running]);
     await_work(&run.body());
     hangs_in_the_pause(&run, pid(&run));
+    hang_in_a_journey_that_fails(&keeper, &run, &id.to_string());
 
     // Killed in the pause, and then gone.
     let error = run
@@ -222,5 +236,32 @@ fn one_that_dies_or_hangs_is_named_and_the_others_run_on() {
     let other = keeper.run(Some("other")).expect("it is there");
     await_work(&other.body());
     assert!(other.standing().machines.iter().all(|(name, id)| run.standing().machines[name] != *id), "forks are other machines");
+    keeper.down(None).expect("it ends");
+}
+
+/// An experiment is brought up anew after its specification was changed, and goes to a checkpoint of before.
+#[test]
+fn what_grows_from_a_checkpoint_has_the_specification_of_its_machines() {
+    let due = VirtualTime::from_ns(20_000_000_000);
+    let a = ("a", "fermata.run=tick", "");
+    let before = format!("{}events:\n  - {{at: 20s, exec: a, run: \"true\"}}\n", guests::several("changed", 128, &[a]));
+    let mut bench = Bench::new(&before);
+    let keeper = bench.keeper();
+    keeper.boot().expect("it boots");
+    let (id, record) = keeper.checkpoint(None, None).expect("a checkpoint");
+    assert!(record.time_virtual_ns < due.ns && record.events == 0, "it was not due yet");
+    keeper.down(None).expect("it ends");
+    drop(keeper);
+
+    bench.spec = guests::spec(&guests::several("changed", 128, &[a, ("b", "fermata.run=tick", "")]));
+    let keeper = bench.keeper();
+    keeper.boot().expect("it boots");
+    keeper.goto(&id.to_string(), None, Journey::default()).expect("a journey");
+    let run = keeper.run(None).expect("a run");
+    await_that("the event of before is due", BOOT, || run.time_virtual() > due.plus(Duration::from_secs(1)));
+    let (grown, of) = keeper.checkpoint(None, None).expect("a checkpoint");
+    assert_eq!((of.spec, of.parent, of.events), (record.spec, Some(id), 1));
+    keeper.goto(&grown.to_string(), None, Journey::default()).expect("all of it is there");
+    assert_eq!(statuses(&run), [Status::Running]);
     keeper.down(None).expect("it ends");
 }

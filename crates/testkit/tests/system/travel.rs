@@ -6,7 +6,7 @@ use fermata_testkit::{
     guests,
 };
 use serde_json::Value;
-use std::time::Duration;
+use std::{process::Stdio, thread, time::Duration};
 
 const SOON: Duration = Duration::from_secs(60);
 const SECOND: u64 = 1_000_000_000;
@@ -85,6 +85,7 @@ fn a_run_goes_to_any_instant_of_its_line() {
     what_the_log_tells(&cli, &first, &second, between);
     names_that_count_from_where_the_run_is(&cli, &second);
     a_name_like_an_instant(&cli, &first);
+    nobody_waits_for_a_run_that_has_ended(&cli);
     a_dead_experiment_comes_back_at_an_instant(&cli, &first, between);
     cli.ok(&["down"]);
 }
@@ -148,6 +149,19 @@ fn a_name_like_an_instant(cli: &Cli, first: &Value) {
     cli.ok(&["tag", string(&first["id"]), "95s"]);
     let went = cli.json(&["goto", "95s"]);
     assert!(went["checkpoint"] == first["id"] && went["reached"].is_null(), "{went}");
+}
+
+fn nobody_waits_for_a_run_that_has_ended(cli: &Cli) {
+    cli.ok(&["fork", "main", "--name", "short"]);
+    let begin = |line: &[&str]| cli.command(line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    let waiting = [begin(&["checkpoint", "--at", "+1h", "--run", "short"]), begin(&["goto", "+1h", "--run", "short"])];
+    // Until they have asked.
+    thread::sleep(Duration::from_secs(2));
+    cli.ok(&["down", "short"]);
+    for mut waiting in waiting {
+        let status = cli::end(&mut waiting, SOON).expect("it waits for an instant that never comes");
+        assert_eq!(status.code(), Some(1));
+    }
 }
 
 fn a_dead_experiment_comes_back_at_an_instant(cli: &Cli, first: &Value, between: u64) {

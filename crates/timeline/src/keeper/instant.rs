@@ -6,6 +6,7 @@ use fermata_experiment::{Journey, Run, Status, When};
 use fermata_linux::clock::Stopwatch;
 use fermata_store::Progress;
 use fermata_types::{Perturbation, VirtualTime};
+use std::sync::Arc;
 
 /// An instant that a run is to be at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +39,13 @@ pub struct Reached {
 impl Keeper {
     /// Takes a run to an instant: to the nearest checkpoint at or before it, from which it runs until then. An instant that the run has not come to yet, on its
     /// own line, is reached from where it is, and nothing is lost. When nobody wants it any more, which is asked now and then, the run stops where it is.
-    pub fn goto_instant(&self, to: &Instant, run: Option<&str>, eager: bool, wanted: &dyn Fn() -> bool) -> Result<(Resumed, Reached)> {
+    pub fn goto_instant(
+        self: &Arc<Self>,
+        to: &Instant,
+        run: Option<&str>,
+        eager: bool,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<(Resumed, Reached)> {
         let run = self.run(run)?;
         let now = run.time_virtual();
         let asked = match to.when {
@@ -61,7 +68,8 @@ impl Keeper {
             self.goto(&id.to_string(), Some(run.name()), how)?
         };
         self.report(&format!("running on to {asked}"), Progress::default());
-        let reached = run.run_until(asked, to.go_on, wanted);
+        // In a run that has ended no instant comes.
+        let reached = run.run_until(asked, to.go_on, &|| wanted() && self.lives(&run));
         self.report("", Progress::default());
         let reached = Reached { asked, from: resumed.time_virtual, at: reached?, went: !is_ahead, paused: !to.go_on };
         Ok((resumed, reached))
