@@ -111,7 +111,7 @@ int fermata_expect_writes(fermata_area *area, void *from, size_t bytes);
 /* Sets whole pages to zero, and gives their memory back to the system. */
 int fermata_discard(fermata_area *area, void *from, size_t bytes);
 
-/* An allocator inside the area, which uses all of it: its books are in the checkpoints, too. Blocks are aligned to 16 bytes. NULL, with a text, when there is no room. */
+/* An allocator inside the area, which uses all of it: its books are in the checkpoints, too. Blocks are aligned to 16 bytes, and have 4 GiB at most. NULL, with a text, when there is no room. */
 void *fermata_alloc(fermata_area *area, size_t bytes);
 int fermata_free(fermata_area *area, void *block);
 

@@ -47,7 +47,7 @@ impl CriticalArea {
     ///
     /// `Refused` if it is open already, here or in another process, or if it has another size.
     pub fn open(store: &Store, name: &str, bytes: usize, options: impl Into<Options>) -> Result<Self> {
-        let (lock, options) = (Self::lock(store, name)?, options.into());
+        let (lock, options) = (Self::lock(store, name, Duration::ZERO)?, options.into());
         let copier = options.copies_on_write().then(|| Copier::start(name)).transpose()?;
         let (line, state) = Line::open(store, name)?;
         let keeps = options.keeps_last();
@@ -68,7 +68,8 @@ impl CriticalArea {
         Ok(area)
     }
 
-    pub(crate) fn lock(store: &Store, name: &str) -> Result<FileLock> {
+    /// The lock of an area, waiting for it at most so long.
+    pub(crate) fn lock(store: &Store, name: &str, time: Duration) -> Result<FileLock> {
         // Names of areas are names of experiments: the store refuses others, but this file comes first.
         if name.is_empty() || name.len() > 128 || name.contains(['/', '~', '\0']) || name.starts_with('-') {
             return Err(Error::refused(
@@ -78,7 +79,7 @@ impl CriticalArea {
             ));
         }
         let path = store.live_dir().join(format!("area-{name}.lock"));
-        let lock = FileLock::try_take(&path).map_err(Error::io(name, "locking it"))?;
+        let lock = FileLock::take_within(&path, time).map_err(Error::io(name, "locking it"))?;
         lock.ok_or_else(|| {
             Error::refused(
                 name,

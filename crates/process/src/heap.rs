@@ -46,6 +46,9 @@ pub enum HeapError {
     /// No room is left.
     #[error("the heap has no room for {0} bytes; make the area larger")]
     Full(usize),
+    /// No block is so large, however much room there is.
+    #[error("a block has 4 GiB at most, and {0} bytes were asked for; take several")]
+    TooLarge(usize),
     /// Blocks do not lie where a value of the type would have to.
     #[error(
         "a value of this type has to lie at a multiple of {0} bytes, and blocks lie at multiples of 16 within the memory; use a type that needs less, and memory that begins at such a multiple"
@@ -138,7 +141,7 @@ impl<'a> Heap<'a> {
 
     /// Takes a block of at least so many bytes; returns its offset. What is in it is undefined.
     pub fn take(&mut self, bytes: usize) -> Result<u64, HeapError> {
-        let class = class_of(bytes).ok_or(HeapError::Full(bytes))?;
+        let class = class_of(bytes).ok_or(HeapError::TooLarge(bytes))?;
         let list = AT_LISTS + class * 8;
         let first = self.get(list);
         if first != 0 {
@@ -354,6 +357,16 @@ mod tests {
         assert_eq!(heap.place(1_u64), Err(HeapError::Misaligned(8)));
         assert_eq!(heap.take(8), Ok((FIRST + PREFIX) as u64), "the first block is there still");
         assert!(heap.place(1_u32).is_ok());
+    }
+
+    #[test]
+    fn a_block_that_no_area_has_room_for_is_not_told_to_need_a_larger_one() {
+        let mut memory = vec![0_u64; 1024];
+        let mut heap = Heap::format(bytemuck::cast_slice_mut(&mut memory)).unwrap();
+        assert_eq!(heap.take(4 << 30), Err(HeapError::Full(4 << 30)));
+        for bytes in [(4 << 30) + 1, usize::MAX] {
+            assert_eq!(heap.take(bytes), Err(HeapError::TooLarge(bytes)));
+        }
     }
 
     #[test]

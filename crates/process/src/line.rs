@@ -16,7 +16,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     io,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         mpsc::{Receiver, Sender, channel},
     },
     thread::JoinHandle,
@@ -102,6 +102,16 @@ impl Pending {
         self.durable.wait()
     }
 
+    /// The same, and says every so often that it is being waited for. Fails first with what saying so failed with.
+    pub(crate) fn wait_durable_saying(&self, every: Duration, say: &mut dyn FnMut() -> Result<()>) -> Result<Result<CheckpointId>> {
+        loop {
+            match self.durable.wait_for(every) {
+                Some(result) => return Ok(result),
+                None => say()?,
+            }
+        }
+    }
+
     /// Waits until every backup of the area has it, and not for the disk.
     pub fn wait_replicated(&self) -> Result<()> {
         self.backups.iter().try_for_each(|backup| backup.wait())
@@ -132,6 +142,12 @@ impl<T: Clone> Answer<T> {
         let result = lock(&self.result);
         let result = self.there.wait_while(result, |result| result.is_none()).unwrap_or_else(|poisoned| poisoned.into_inner());
         result.clone().expect("waited for")
+    }
+
+    /// Waits for so long at most.
+    fn wait_for(&self, time: Duration) -> Option<Result<T>> {
+        let result = lock(&self.result);
+        self.there.wait_timeout_while(result, time, |result| result.is_none()).unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 }
 
@@ -307,8 +323,8 @@ fn write_all(store: &Store, name: &str, shared: &(Mutex<State>, Condvar), jobs: 
             (state.head.clone(), state.failures)
         };
         if job.era != failures {
-            let source = io::Error::other("an earlier commit was not written, and this one stands on it");
-            fail(shared, job, Error::io(name, "writing behind the program")(source));
+            let first = lock(&shared.0).failure.clone();
+            fail(shared, job, stands_on(name, first));
             continue;
         }
         match write(store, name, head, &job) {
@@ -323,6 +339,17 @@ fn write_all(store: &Store, name: &str, shared: &(Mutex<State>, Condvar), jobs: 
                 job.answer.give(Ok(id));
             }
             Err(error) => fail(shared, job, error),
+        }
+    }
+}
+
+/// Why a commit fails that was captured before one failed on which it stands. Who waits for this one alone is to hear what went wrong, if no commit has said so yet.
+fn stands_on(name: &str, first: Option<Error>) -> Error {
+    match first {
+        Some(first) => Error::Earlier { area: name.to_owned(), source: Box::new(first) },
+        None => {
+            let source = io::Error::other("an earlier commit was not written, and this one stands on it");
+            Error::io(name, "writing behind the program")(source)
         }
     }
 }
@@ -362,4 +389,52 @@ fn write(store: &Store, name: &str, head: Option<Head>, job: &Job) -> Result<Hea
     let record = Record { message: job.message.clone(), ..record(parent, name, BRANCH, spec, vec![part.clone()], cost) };
     let hold = writer.commit_held(&store.in_line(record))?;
     Ok(Head { hold: Arc::new(hold), state: Arc::new(part) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Options, Tracking};
+
+    /// Whoever waits for it alone would not hear of it otherwise.
+    #[test]
+    fn a_commit_that_stands_on_one_that_failed_says_why_that_did() {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::open(&place.path().join("store")).unwrap();
+        let (line, _) = Line::open(&store, "orders").unwrap();
+        let mut area = Area::new("of a line", PAGE_SIZE, Options::default().tracking(Tracking::Compare)).unwrap();
+        std::fs::rename(place.path().join("store/packs"), place.path().join("away")).unwrap();
+        // Both are there before the first is begun.
+        let mut state = lock(&line.shared.0);
+        let mut answers = Vec::new();
+        for value in 1..=2 {
+            area.as_mut_slice()[0] = value;
+            let (capture, answer) = (Arc::new(area.capture().unwrap()), Arc::new(Answer::default()));
+            answers.push(answer.clone());
+            state.queued += 1;
+            let job = Job { capture, is_whole: false, message: None, pause: Duration::ZERO, era: 0, answer };
+            line.queue.as_ref().unwrap().send(job).unwrap();
+        }
+        drop(state);
+        let errors: Vec<_> = answers.iter().map(|answer| answer.wait().unwrap_err().to_string()).collect();
+        assert!(errors[1].contains(&errors[0]) && errors[1].contains("commit again"), "{errors:?}");
+    }
+
+    #[test]
+    fn who_waits_says_so_until_it_is_there() {
+        let answer = Arc::new(Answer::default());
+        let pending = Pending { durable: answer.clone(), backups: Vec::new() };
+        let mut said = 0;
+        let failed = |what: &str| Error::refused("orders", what, "nothing");
+        let waited = pending.wait_durable_saying(Duration::from_millis(1), &mut || {
+            said += 1;
+            if said == 3 {
+                answer.give(Err(failed("it is over")));
+            }
+            Ok(())
+        });
+        assert!(waited.unwrap().is_err() && said == 3);
+        let pending = Pending { durable: Arc::default(), backups: Vec::new() };
+        assert!(pending.wait_durable_saying(Duration::ZERO, &mut || Err(failed("nobody listens"))).is_err());
+    }
 }

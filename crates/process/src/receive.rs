@@ -13,10 +13,15 @@ use std::{
     collections::VecDeque,
     io::{ErrorKind, Read, Write},
     sync::Arc,
+    time::Duration,
 };
 
 /// Commits that are acknowledged and not durable yet, at most: more memory than for their pages is not taken.
 const BEHIND: usize = 2;
+/// A program that says `back_up_to` once more hangs up and comes at once. What it committed before may be written then still, and so long is waited for whoever receives that.
+const LETTING_GO: Duration = Duration::from_secs(3);
+/// How often a program is told that its commit is waited for, which gives up whoever says nothing for long: all of an area may take long to write.
+const BEAT: Duration = Duration::from_secs(5);
 
 /// How areas are received.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +55,7 @@ pub struct Received {
 /// What is not to be kept goes as by [`CriticalArea::keep_last`], and in the end at once. Where it cannot be removed it stays for now: commits are taken all the same.
 pub fn receive<S: Read + Write>(stream: S, store: &Store, how: &Receiving, began: &mut dyn FnMut(&Received)) -> Result<Option<Received>> {
     let Some(mut backup) = Backup::greeted(stream, how.bytes_max)? else { return Ok(None) };
-    let opened = CriticalArea::lock(store, backup.name()).and_then(|lock| {
+    let opened = CriticalArea::lock(store, backup.name(), LETTING_GO).and_then(|lock| {
         let line = Line::open(store, backup.name())?.0;
         how.keep_last.map_or(Ok(()), |commits| line.keep_last(commits))?;
         Ok((lock, line))
@@ -102,10 +107,10 @@ fn step<S: Read + Write>(backup: &mut Backup<S>, line: &Line, behind: &mut VecDe
     let message = format!("commit {}", backup.commits());
     let (capture, message) = (Arc::new(capture), Some(message));
     let is_first = backup.commits() == 1;
-    behind.push_back(if is_first { line.write_whole(capture, message) } else { line.write(capture, message, std::time::Duration::ZERO) });
+    behind.push_back(if is_first { line.write_whole(capture, message) } else { line.write(capture, message, Duration::ZERO) });
     let most = if how.durable { 0 } else { BEHIND };
-    while behind.len() > most {
-        let written = behind.front().map_or(Ok(()), |oldest| oldest.wait().map(drop));
+    while let Some(oldest) = behind.front().filter(|_| behind.len() > most) {
+        let written = oldest.wait_durable_saying(BEAT, &mut || backup.say_waiting())?;
         if let Err(error) = written {
             backup.refuse(&error.to_string());
             return Err(error);

@@ -22,6 +22,8 @@ use std::{
 const MAGIC: [u8; 8] = *b"fermrep3";
 /// In the place of a commit's number: whoever sends is there, and has nothing to send.
 const BEAT: u64 = 0;
+/// In the place of an acknowledgement: the backup is there, and has not written yet what it waits for.
+const WAITING: u64 = u64::MAX;
 const NAME_MAX: u64 = 128;
 /// Of what a backup says when it refuses.
 const TEXT_MAX: u64 = 4096;
@@ -116,7 +118,13 @@ impl<S: Read + Write> Replica<S> {
         excluded.iter().flat_map(|(first, count)| [first, count]).for_each(|number| partial.extend(number.to_le_bytes()));
         // Who refuses says so before he has read all.
         let sent = self.stream.write_all(&frame).and_then(|()| self.stream.write_all(&partial)).and_then(|()| self.stream.flush());
-        match (number(&mut self.stream), sent) {
+        let answered = loop {
+            match number(&mut self.stream) {
+                Ok(WAITING) => {}
+                answered => break answered,
+            }
+        };
+        match (answered, sent) {
             (Ok(0), _) => Err(self.refusal()?),
             (Ok(acknowledged), Ok(())) if acknowledged == self.commits => Ok(()),
             (Ok(acknowledged), Ok(())) => Err(nonsense(format!("commit {acknowledged} was acknowledged, not {}", self.commits))),
@@ -220,6 +228,12 @@ impl<S: Read + Write> Backup<S> {
     /// Who does not hear of it will send it again to somebody.
     pub(crate) fn acknowledge(&mut self) -> Result<()> {
         let told = self.stream.write_all(&self.commits.to_le_bytes()).and_then(|()| self.stream.flush());
+        told.map_err(Error::io(&self.name, "acknowledging a commit"))
+    }
+
+    /// The other side is to wait on.
+    pub(crate) fn say_waiting(&mut self) -> Result<()> {
+        let told = self.stream.write_all(&WAITING.to_le_bytes()).and_then(|()| self.stream.flush());
         told.map_err(Error::io(&self.name, "acknowledging a commit"))
     }
 

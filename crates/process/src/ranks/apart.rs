@@ -4,7 +4,7 @@ use super::{
     host::{Aborted, Each, End, Error, Event, Line, Options, Taken, Tally, Way},
     life::Life,
     stable::own::OwnStable,
-    wire::{Cost, Frame, Restored},
+    wire::{Cost, Frame, Restored, TOO_LARGE},
 };
 use fermata_checkpoint::consistent::{Answer, Ccn, Cut, Rank};
 use fermata_linux::clock::Stopwatch;
@@ -116,6 +116,7 @@ impl Keeper<'_, '_> {
                 }
             }
             Frame::Own { ccn, cut, log } => return Ok(self.persist(rank, ccn, cut, &log)),
+            Frame::Answer(Answer::Failure { ccn }) => return Ok(self.give_up(rank, ccn)),
             Frame::Cost(cost) => self.count(rank, cost),
             Frame::Answer(Answer::Ack { ccn }) if self.current[rank].as_ref().is_some_and(|current| current.ccn == ccn) => self.over(rank),
             // Of one whose successor has overtaken this word.
@@ -167,6 +168,16 @@ impl Keeper<'_, '_> {
         }
         let permanent = self.current[rank].as_ref().is_some_and(|current| current.taken.is_some());
         self.life.tell(rank, &Frame::Over { ccn, permanent, received: self.stable.received(rank) })
+    }
+
+    /// A rank has more than can be saved. Fails with who died.
+    fn give_up(&mut self, rank: Rank, ccn: Ccn) -> Result<(), String> {
+        if self.goes_on(rank, ccn)
+            && let Some(current) = &mut self.current[rank]
+        {
+            current.failed = Some(TOO_LARGE.to_owned());
+        }
+        self.life.tell(rank, &Frame::Over { ccn, permanent: false, received: self.stable.received(rank) })
     }
 
     fn count(&mut self, rank: Rank, cost: Cost) {

@@ -7,7 +7,7 @@ use super::{
     messages::{Inbox, Messages, Parcel, Wants},
     mode::{Mode, Transport},
     program::{Here, Layout, Next, Program, Ranks, Shared},
-    side::{Captured, Side, encode_log},
+    side::{Captured, Side, encode_log, log_bytes},
     wire::{BYTES_MAX, Cost, Decoder, Encoder, Frame, Greeting, Message, Pages, RANKS_MAX, Restored, Token},
 };
 use fermata_checkpoint::consistent::{Answer, Calls, Ccn, Cut, Rank, Tell};
@@ -371,7 +371,18 @@ impl Runtime {
     /// Tells the coordinator; not now, but soon.
     fn tell(&self, answers: impl IntoIterator<Item = Answer<Shared>>) {
         // Nobody takes them only where the process is about to end.
-        answers.into_iter().for_each(|answer| _ = self.tell.send(Frame::Answer(answer)));
+        answers.into_iter().for_each(|answer| _ = self.tell.send(Frame::Answer(self.sendable(answer))));
+    }
+
+    /// A message that no frame can carry to the coordinator is in no checkpoint: the one that it belongs to fails, and the program goes on.
+    fn sendable(&self, answer: Answer<Shared>) -> Answer<Shared> {
+        match answer {
+            Answer::Late { ccn, ref message, .. } if message.bytes.len() as u64 + FRAME_ROOM > BYTES_MAX => {
+                eprintln!("rank {}: no checkpoint, for a message of {} bytes was on its way to it", self.here.rank, message.bytes.len());
+                Answer::Failure { ccn }
+            }
+            other => other,
+        }
     }
 
     fn write(&self, frame: &Frame) -> io::Result<()> {
@@ -631,15 +642,22 @@ impl Runtime {
     fn save(&self, captured: Captured, state: Vec<u8>) -> io::Result<()> {
         let Captured { ccn, cut, log } = captured;
         self.save_pages(ccn)?;
-        // Messages that the program has not received are in it. Nobody would read more, and the checkpoint fails; the program goes on.
-        let fits = state.len() as u64 + FRAME_ROOM <= BYTES_MAX;
+        // Messages are in both: those that the program has not received, and those that it may have to send again. Nobody would read more, and the checkpoint fails; the program goes on.
+        let bytes = state.len() as u64 + log.as_ref().map_or(0, log_bytes);
+        let fits = bytes + FRAME_ROOM <= BYTES_MAX;
         if fits {
             self.write(&Frame::State { ccn, used: self.area.used(), state })?;
         } else {
-            eprintln!("rank {}: no checkpoint, for {} bytes of messages wait to be received by it", self.here.rank, state.len());
+            let rank = self.here.rank;
+            eprintln!("rank {rank}: no checkpoint, for {bytes} bytes of messages wait to be received by it, or may have to be sent again");
         }
         if let Some(log) = log {
-            return if fits { self.write(&Frame::Own { ccn, cut, log: encode_log(&log) }) } else { Ok(()) };
+            if fits {
+                return self.write(&Frame::Own { ccn, cut, log: encode_log(&log) });
+            }
+            // Unless it hears that this one is over it takes no other.
+            self.tell([Answer::Failure { ccn }]);
+            return Ok(());
         }
         let mut state = self.state();
         if self.mode == Mode::Precopy {
@@ -668,5 +686,38 @@ impl Runtime {
         let answers = self.state().side.told(Tell::Marker(ccn));
         self.tell(answers);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    /// A rank without others, and its coordinator's end of the connection, which stays open: a rank that is abandoned ends the process.
+    fn rank(mode: Mode) -> (&'static Runtime, &'static mut Stream) {
+        let (near, far) = UnixStream::pair().unwrap();
+        let (memory, pieces) = area::reserve().unwrap();
+        let area = Arc::new(Area::unwatched(memory, pieces.used(), true));
+        let state = State::begin(mode, None, &encode_late(&[]), 1).unwrap();
+        let runtime = Runtime::start(Here { rank: 0, ranks: 1 }, mode, Stream::Unix(near), vec![None], state, area).unwrap();
+        (runtime, Box::leak(Box::new(Stream::Unix(far))))
+    }
+
+    fn parcel(bytes: usize) -> Shared {
+        Arc::new(Parcel { tag: 0, bytes: vec![0; bytes] })
+    }
+
+    #[test]
+    fn messages_that_no_frame_can_carry_fail_their_checkpoint_and_nothing_else() {
+        let (runtime, coordinator) = rank(Mode::Optimistic);
+        let large = parcel(64 << 20);
+        let log = vec![(1..=16).map(|number| (number, large.clone())).collect()];
+        let captured = Captured { ccn: 1, cut: Cut::new(1), log: Some(log) };
+        thread::spawn(move || runtime.save(captured, Vec::new()));
+        assert_eq!(Frame::read(coordinator).unwrap(), Some(Frame::Answer(Answer::Failure { ccn: 1 })));
+        // Nobody touches its bytes: they take no memory.
+        runtime.tell([Answer::Late { ccn: 2, from: 0, number: 1, message: parcel(BYTES_MAX as usize) }]);
+        assert_eq!(Frame::read(coordinator).unwrap(), Some(Frame::Answer(Answer::Failure { ccn: 2 })));
     }
 }

@@ -148,6 +148,11 @@ pub(super) fn encode_log(log: &Log) -> Vec<u8> {
     encoder.0
 }
 
+/// How many bytes that is.
+pub(super) fn log_bytes(log: &Log) -> u64 {
+    log.iter().map(|messages| 8 + messages.iter().map(|(_, parcel)| 20 + parcel.bytes.len() as u64).sum::<u64>()).sum()
+}
+
 pub(super) fn decode_log(bytes: &[u8], ranks: usize) -> io::Result<Log> {
     let mut from = Decoder(bytes);
     let log = (0..ranks).map(|_| (0..from.u64()?).map(|_| Ok((from.u64()?, from.parcel()?))).collect()).collect::<io::Result<_>>()?;
@@ -164,6 +169,7 @@ mod tests {
     fn a_log_comes_back_as_it_was() {
         let log = vec![Vec::new(), vec![(7, Parcel::new(1, &[1.5f64])), (8, Parcel::new::<u64>(2, &[]))]];
         let bytes = encode_log(&log);
+        assert_eq!(log_bytes(&log), bytes.len() as u64);
         assert_eq!(decode_log(&bytes, 2).unwrap(), log);
         for ranks in [1, 3] {
             assert!(decode_log(&bytes, ranks).is_err());

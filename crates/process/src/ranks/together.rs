@@ -6,7 +6,7 @@ use super::{
     messages::Parcel,
     mode::Transport,
     stable::{Kept, Stable},
-    wire::{Cost, Frame, Restored},
+    wire::{Cost, Frame, Restored, TOO_LARGE},
 };
 use fermata_checkpoint::consistent::{Aim, Answer, Ccn, Coordinator, Order, Rank, Tell, Whole};
 use fermata_linux::clock::Stopwatch;
@@ -111,7 +111,7 @@ struct Current {
 
 /// Why a checkpoint is given up.
 enum Aborting {
-    /// A rank does not come to a call of its.
+    /// A rank does not come to a call of its, or has more than can be saved.
     Missed(Rank),
     /// All else.
     Failed(String),
@@ -319,6 +319,7 @@ impl Leader<'_, '_> {
     /// A checkpoint was given up, and every rank knows. One that is tried again at once is no event.
     fn aborted(&mut self, ccn: Ccn, why: Option<Aborting>) {
         let (again, why) = match why {
+            Some(Aborting::Missed(rank)) if self.aim.is_none() => (false, format!("rank {rank}: {TOO_LARGE}")),
             Some(Aborting::Missed(rank)) => (self.missed(), format!("rank {rank} did not come to the call at which it was to be captured")),
             Some(Aborting::Failed(why)) => (false, why),
             None => (false, "it did not become whole".to_owned()),

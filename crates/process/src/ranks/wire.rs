@@ -12,6 +12,9 @@ use std::{
 
 /// Bytes of a frame or a message at most: 1 GiB.
 pub(super) const BYTES_MAX: u64 = 1 << 30;
+/// Why a rank that was captured fails its checkpoint: nobody would read more. It prints how much it is.
+pub(super) const TOO_LARGE: &str =
+    "more messages belong to it than a checkpoint takes: they wait to be received, or may have to be sent again";
 /// Memory for what is promised, before it comes.
 const AT_ONCE: u64 = 1 << 20;
 /// Messages that a checkpoint may count on a channel. What counts on from there does not come to the end of its numbers.

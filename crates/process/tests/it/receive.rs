@@ -277,6 +277,23 @@ fn an_area_opens_from_its_backup_when_its_program_falls_silent() {
     drop(replica);
 }
 
+/// What it committed before may be written there still.
+#[test]
+fn a_program_that_comes_once_more_is_received_when_its_area_is_let_go_of() {
+    let ((place, here), (_elsewhere, there)) = (store(), store());
+    let mut area = open(&here, "anew", BYTES, Tracking::Compare).unwrap();
+    let before = open(&there, "anew", BYTES, Tracking::Compare).unwrap();
+    let lets_go = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(200));
+        drop(before);
+    });
+    let backup = backup(place.path(), &there, usize::MAX, HOW);
+    area.back_up_to(&backup.socket).unwrap();
+    lets_go.join().unwrap();
+    area.stop_backing_up(&backup.socket);
+    backup.thread.join().unwrap().unwrap().unwrap();
+}
+
 #[test]
 fn who_cannot_receive_says_why() {
     let ((place, here), (_elsewhere, there)) = (store(), store());

@@ -134,6 +134,21 @@ fn words_travel_where_words_are_known() {
     assert!(sent[0] * 10 < sent[1], "{sent:?}");
 }
 
+/// One that says nothing for a minute is lost.
+#[test]
+fn a_backup_that_has_much_to_write_says_that_it_is_there() {
+    const NAME: &str = "waiting";
+    let mut area = Area::new(NAME, PAGE, Tracking::Compare).unwrap();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let backup = thread::spawn(move || {
+        // The greeting, and a commit without pages.
+        theirs.read_exact(&mut [0; 8 + 3 * 8 + NAME.len() + 4 * 8]).unwrap();
+        [u64::MAX, u64::MAX, 1].iter().for_each(|number| theirs.write_all(&number.to_le_bytes()).unwrap());
+    });
+    Replica::connect(ours, &mut area).unwrap();
+    backup.join().unwrap();
+}
+
 #[test]
 fn nonsense_is_refused() {
     let mut numbers = Numbers(9);
