@@ -52,7 +52,7 @@ pub(crate) const DATABASES: [&str; 15] = [
     "fresh-nodes",
 ];
 /// Fresh entries of a database that may wait to settle: few enough for a tree whose pages many of a commit's entries share.
-const FRESH_MAX: u64 = 16 << 10;
+const FRESH_MAX: u64 = 4 << 10;
 /// Entries that settle in one transaction: commits of others do not wait long for that.
 const SETTLED_AT_ONCE: usize = 2048;
 const NEXT_PACK: &[u8] = b"next-pack";
