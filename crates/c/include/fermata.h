@@ -56,14 +56,15 @@ int fermata_open(const char *store, const char *name, size_t bytes, enum fermata
 void fermata_close(fermata_area *area);
 
 /* In a child of fork(): lets go of the area, and leaves its memory and its checkpoints alone. A child has a share in the lock: as long as it lives and has not said this, nobody can open the area after its
- * parent has ended. A child that soon calls one of the exec functions need not. */
+ * parent has ended, and its backup takes half a minute to see that it has. A child that soon calls one of the exec functions need not. */
 void fermata_abandon(fermata_area *area);
 
 /* Its memory, and how many bytes it has (whole pages). */
 void *fermata_memory(fermata_area *area);
 size_t fermata_size(const fermata_area *area);
 
-/* Makes a checkpoint of the memory as it is, and returns when it is durable. The second says something of it, which `fermata log` shows. */
+/* Makes a checkpoint of the memory as it is, and returns when it is durable. The second says something of it, which `fermata log` shows. If it fails it is no checkpoint here, but a
+ * backup may have it: it goes there at the same time. */
 int fermata_commit(fermata_area *area);
 int fermata_commit_message(fermata_area *area, const char *message);
 
@@ -161,7 +162,8 @@ int fermata_run(const struct fermata_program *program, void *argument);
 /* In `make`: memory, all zero in the beginning, aligned to more than any number needs. NULL, with a text, when there is no room. */
 void *fermata_take(fermata_layout *layout, size_t bytes);
 
-/* In `wants`: a message with this tag from this rank; one from each rank, the own one among them; one from whoever is first, and then nothing else. */
+/* In `wants`: a message with this tag from this rank; one from each rank, the own one among them; one from whoever is first, and then nothing else.
+ * The first fails if there is no such rank, and wants nothing then. */
 int fermata_want(fermata_wants *wants, size_t from, uint32_t tag);
 int fermata_want_all(fermata_wants *wants, uint32_t tag);
 int fermata_want_any(fermata_wants *wants, uint32_t tag);
@@ -185,7 +187,7 @@ size_t fermata_count(const fermata_messages *got);
 size_t fermata_from(const fermata_messages *got, size_t which);
 size_t fermata_length(const fermata_messages *got, size_t which);
 
-/* Copies a message to where it belongs. Fails if it has more or fewer bytes. */
+/* Copies a message to where it belongs. Fails if it has more or fewer bytes, or if `into` is NULL. */
 int fermata_receive(const fermata_messages *got, size_t which, void *into, size_t bytes);
 
 /* Puts all messages together as one, in their order: `into` gets the first, `count` values of `size` bytes each; then, for each other message, `put_together` is called

@@ -128,10 +128,10 @@ pub unsafe extern "C" fn fermata_take(layout: *mut FermataLayout, bytes: usize) 
 
 /// # Safety
 ///
-/// What `wants` got, while it is running.
-unsafe fn want(wants: *mut FermataWants, say: impl FnOnce(&mut FermataWants)) -> c_int {
+/// What `wants` got, while it is running. What is returned is not used longer.
+unsafe fn wanting<'a>(wants: *mut FermataWants) -> Result<&'a mut FermataWants, String> {
     // SAFETY: as the caller says.
-    status(|| unsafe { wants.as_mut() }.map(say).ok_or_else(|| "the wants are NULL".to_owned()))
+    unsafe { wants.as_mut() }.ok_or_else(|| "the wants are NULL".to_owned())
 }
 
 /// # Safety
@@ -139,8 +139,13 @@ unsafe fn want(wants: *mut FermataWants, say: impl FnOnce(&mut FermataWants)) ->
 /// What `wants` got, while it is running.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fermata_want(wants: *mut FermataWants, from: usize, tag: u32) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe { want(wants, |wants| wants.these.push((from, tag))) }
+    status(|| {
+        // SAFETY: as the caller says.
+        let wants = unsafe { wanting(wants) }?;
+        is_there(wants.here, from)?;
+        wants.these.push((from, tag));
+        Ok(())
+    })
 }
 
 /// # Safety
@@ -148,8 +153,12 @@ pub unsafe extern "C" fn fermata_want(wants: *mut FermataWants, from: usize, tag
 /// What `wants` got, while it is running.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fermata_want_all(wants: *mut FermataWants, tag: u32) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe { want(wants, |wants| wants.these.extend((0..wants.here.ranks).map(|from| (from, tag)))) }
+    status(|| {
+        // SAFETY: as the caller says.
+        let wants = unsafe { wanting(wants) }?;
+        wants.these.extend((0..wants.here.ranks).map(|from| (from, tag)));
+        Ok(())
+    })
 }
 
 /// # Safety
@@ -157,8 +166,11 @@ pub unsafe extern "C" fn fermata_want_all(wants: *mut FermataWants, tag: u32) ->
 /// What `wants` got, while it is running.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fermata_want_any(wants: *mut FermataWants, tag: u32) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe { want(wants, |wants| wants.any = Some(tag)) }
+    status(|| {
+        // SAFETY: as the caller says.
+        unsafe { wanting(wants) }?.any = Some(tag);
+        Ok(())
+    })
 }
 
 /// # Safety
@@ -182,9 +194,14 @@ unsafe fn bytes_at<'a>(values: *const c_void, bytes: usize) -> Result<&'a [u8], 
 }
 
 /// That there is a rank of this number.
-fn is_there(ranks: &Ranks<'_>, rank: usize) -> Result<(), String> {
-    let count = ranks.here().ranks;
+fn is_there(here: Here, rank: usize) -> Result<(), String> {
+    let count = here.ranks;
     if rank < count { Ok(()) } else { Err(format!("there is no rank {rank}: they are numbered from 0 to {}", count - 1)) }
+}
+
+/// That there is somewhere to put so many bytes.
+fn has_room(into: *const c_void, bytes: usize) -> Result<(), String> {
+    if bytes == 0 || !into.is_null() { Ok(()) } else { Err("where it is to be put is NULL".into()) }
 }
 
 /// # Safety
@@ -195,7 +212,7 @@ pub unsafe extern "C" fn fermata_send(ranks: *mut FermataRanks, to: usize, tag: 
     status(|| {
         // SAFETY: as the caller says.
         let (ranks, values) = unsafe { (talking(ranks)?, bytes_at(values, bytes)?) };
-        is_there(ranks, to)?;
+        is_there(ranks.here(), to)?;
         ranks.send(to, tag, values);
         Ok(())
     })
@@ -238,7 +255,7 @@ pub unsafe extern "C" fn fermata_reduce(ranks: *mut FermataRanks, root: usize, t
     status(|| {
         // SAFETY: as the caller says.
         let (ranks, values) = unsafe { (talking(ranks)?, bytes_at(values, bytes)?) };
-        is_there(ranks, root)?;
+        is_there(ranks.here(), root)?;
         ranks.reduce(root, tag, values);
         Ok(())
     })
@@ -321,6 +338,7 @@ pub unsafe extern "C" fn fermata_receive(got: *const FermataMessages, which: usi
         if message.len() != bytes {
             return Err(format!("message {which} has {} bytes, where {bytes} are expected", message.len()));
         }
+        has_room(into, bytes)?;
         if bytes > 0 {
             // SAFETY: as the caller says; a message lies in no memory of the program.
             unsafe { into.cast::<u8>().copy_from_nonoverlapping(message.as_ptr(), bytes) };
@@ -348,6 +366,7 @@ pub unsafe extern "C" fn fermata_reduced(
         if let Some(other) = (0..got.len()).find(|which| got.bytes(*which).len() != bytes) {
             return Err(format!("message {other} has {} bytes, where {bytes} are expected", got.bytes(other).len()));
         }
+        has_room(into, bytes)?;
         if bytes == 0 {
             return Ok(());
         }

@@ -97,6 +97,7 @@ static struct found found(const struct collective *self, const fermata_messages 
     struct found found[2];
     must_fail(fermata_reduced(got, found, 1, sizeof *found, put_together), "a reduction of less than was sent");
     must_fail(fermata_reduced(got, found, 2, sizeof *found, NULL), "a reduction by nothing");
+    must_fail(fermata_reduced(got, NULL, 2, sizeof *found, put_together), "a reduction into nothing");
     or_die(fermata_reduced(got, found, 2, sizeof *found, put_together));
     if (memcmp(&found[0].sum, &found[1].sum, sizeof found->sum) != 0 || found[0].ranks != self->here.ranks || found[1].ranks != 2 * self->here.ranks)
         errx(1, "%" PRIu32 " and %" PRIu32 " ranks were put together", found[0].ranks, found[1].ranks);

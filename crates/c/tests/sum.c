@@ -45,7 +45,10 @@ static void begin(void *self, fermata_ranks *ranks) {
 }
 
 static void wants(const void *self, fermata_wants *wants) {
-    (void)self;
+    const struct sum *sum = self;
+    /* Or it would be waited for, for ever. */
+    if (fermata_want(wants, sum->here.ranks, NUMBERS) == 0 || !*fermata_error())
+        errx(1, "something is wanted from a rank that is none");
     or_die(fermata_want_all(wants, NUMBERS));
 }
 
@@ -56,6 +59,8 @@ static enum fermata_next step(void *self, fermata_ranks *ranks, const fermata_me
         uint64_t number;
         if (fermata_length(got, which) != sizeof number || fermata_from(got, which) != which)
             errx(1, "message %zu is another one", which);
+        if (fermata_receive(got, which, NULL, sizeof number) == 0)
+            errx(1, "message %zu was received into nothing", which);
         or_die(fermata_receive(got, which, &number, sizeof number));
         *sum->total += number;
     }

@@ -66,6 +66,12 @@ pub use timer::Timer;
 pub use traps::{Trap, Trapping, WordMask};
 pub use userfault::{Fault, FaultKind, Installed, Userfault, Writes};
 
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsRawFd as _, BorrowedFd},
+};
+
 /// The effective user id.
 pub fn user_id() -> u32 {
     rustix::process::geteuid().as_raw()
@@ -77,7 +83,18 @@ pub fn group_id() -> u32 {
 }
 
 /// Leaves the terminal: the calling process, which must not lead a process group, begins a session of its own (setsid(2)).
-pub fn leave_terminal() -> std::io::Result<()> {
+pub fn leave_terminal() -> io::Result<()> {
     rustix::process::setsid()?;
     Ok(())
+}
+
+/// Has a descriptor lead nowhere (`/dev/null`) from now on, in this process alone. A child of `fork` has those of threads that it does not have, and nobody in it closes them: as long as it lives, whoever is at the other end would not
+/// see that the parent has ended.
+pub fn lead_nowhere(descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let nowhere = File::options().read(true).write(true).open("/dev/null")?;
+    // SAFETY: the kernel is given two numbers. The second is an open descriptor afterwards as before, and stays its owner's to close.
+    match unsafe { libc::dup3(nowhere.as_raw_fd(), descriptor.as_raw_fd(), libc::O_CLOEXEC) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
 }

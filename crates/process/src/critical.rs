@@ -188,11 +188,12 @@ impl CriticalArea {
         self.backups.retain(|backup| backup.socket() != socket);
     }
 
-    /// In a child of `fork`, which has neither the memory nor the thread that writes, but the lock, as long as it lives: lets go of it, and leaves the rest alone.
+    /// In a child of `fork`, which has neither the memory nor the thread that writes, but the lock and the ways to its backups, as long as it lives: lets go of these, and leaves the rest alone.
     pub fn abandon(self) {
         let Self { area, line, backups, copier, _lock: lock } = self;
-        std::mem::forget((area, line, backups, copier));
+        std::mem::forget((area, line, copier));
         drop(lock);
+        backups.into_iter().for_each(Follower::abandon);
     }
 
     /// Commits several areas at one instant: nobody writes to any of them until all are captured. One checkpoint each, durable when this returns, and every backup has it. They become so
@@ -257,7 +258,7 @@ impl Cycle<'_> {
 
     /// Makes a checkpoint of the area as it is now, and returns when it is durable, and when every backup has it.
     ///
-    /// [`Error::Backup`]: it is durable here, and a backup has not got it.
+    /// [`Error::Backup`]: it is durable here, and a backup has not got it. After any other error it is no checkpoint here, but a backup may have it: it goes there at the same time.
     pub fn commit(self) -> Result<CheckpointId> {
         let (pending, owner) = self.capture(false)?;
         let result = pending.wait_durable();

@@ -2,11 +2,12 @@
 
 use crate::{
     Area, Capture, Error, Replica, Result,
-    line::{Answer, UnderWay},
+    line::{Answer, UnderWay, caught},
 };
 use std::{
-    io,
-    os::unix::net::UnixStream,
+    convert::identity,
+    io::{self, Read, Write},
+    os::{fd::AsFd as _, unix::net::UnixStream},
     path::{Path, PathBuf},
     sync::{
         Arc, OnceLock,
@@ -26,9 +27,30 @@ struct Job {
     answer: Arc<Answer<()>>,
 }
 
+/// The way to a backup. A thread has it, and a child of `fork`, which does not have the thread, lets go of it all the same.
+#[derive(Clone)]
+struct Way(Arc<UnixStream>);
+
+impl Read for Way {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        (&*self.0).read(into)
+    }
+}
+
+impl Write for Way {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (&*self.0).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        (&*self.0).flush()
+    }
+}
+
 /// Dropped, it sends what is queued first.
 pub(crate) struct Follower {
     socket: PathBuf,
+    way: Way,
     under_way: UnderWay<()>,
     /// Why it got no more from some commit on.
     failure: Arc<OnceLock<Error>>,
@@ -50,9 +72,10 @@ impl Follower {
             let stream = UnixStream::connect(socket)?;
             stream.set_read_timeout(Some(PATIENCE))?;
             stream.set_write_timeout(Some(PATIENCE))?;
-            Replica::greet(stream, area)
+            let way = Way(Arc::new(stream));
+            Replica::greet(way.clone(), area).map(|replica| (replica, way))
         };
-        let replica = connect().map_err(&lost)?;
+        let (replica, way) = connect().map_err(&lost)?;
         let (queue, jobs) = channel();
         let failure = Arc::new(OnceLock::new());
         let of_thread = failure.clone();
@@ -60,11 +83,18 @@ impl Follower {
         let thread = std::thread::Builder::new().name("fermata-backup".into()).spawn(work);
         let thread = thread.map_err(Error::io(area.name(), "starting a thread"))?;
         let (socket, under_way) = (socket.to_owned(), UnderWay::default());
-        Ok(Self { socket, under_way, failure, queue: Some(queue), thread: Some(thread) })
+        Ok(Self { socket, way, under_way, failure, queue: Some(queue), thread: Some(thread) })
     }
 
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// In a child of `fork`, which does not have the thread: lets go of the way, so that the backup sees when the parent has ended, and leaves the rest alone.
+    pub fn abandon(self) {
+        // Where it cannot be done, the backup sees it by the silence.
+        let _ = fermata_linux::lead_nowhere(self.way.0.as_fd());
+        std::mem::forget(self);
     }
 
     /// Waits until nothing is queued.
@@ -109,7 +139,7 @@ fn lost(area: &str, socket: &Path) -> impl Fn(io::Error) -> Error + Send + 'stat
 
 /// After the first commit that is not acknowledged nobody knows what the other side has, and none is sent any more.
 fn send_all(
-    mut replica: Replica<UnixStream>,
+    mut replica: Replica<impl Read + Write>,
     jobs: &Receiver<Job>,
     failure: &OnceLock<Error>,
     lost: impl Fn(io::Error) -> Error,
@@ -121,7 +151,10 @@ fn send_all(
         match jobs.recv_timeout(beat) {
             Ok(Job { capture, answer }) => {
                 let result = match failure.get() {
-                    None => replica.send(&capture).map_err(&lost).inspect_err(|error| _ = failure.set(error.clone())),
+                    None => {
+                        let sent = caught(|| replica.send(&capture), identity);
+                        sent.map_err(&lost).inspect_err(|error| _ = failure.set(error.clone()))
+                    }
                     Some(failure) => Err(failure.clone()),
                 };
                 answer.give(result);
@@ -137,7 +170,7 @@ mod tests {
     use super::*;
     use crate::{Backup, Options, Tracking};
     use fermata_types::PAGE_SIZE;
-    use std::{io::Read, thread};
+    use std::{os::unix::net::UnixListener, thread};
 
     fn area(name: &str) -> Area {
         Area::new(name, 4 * PAGE_SIZE, Options::default().tracking(Tracking::Compare)).unwrap()
@@ -155,6 +188,55 @@ mod tests {
         assert!(said[said.len() - 3 * 8..] == [0; 3 * 8], "{said:?}");
         drop(queue);
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_child_that_lets_go_does_not_keep_the_way_open() {
+        let place = tempfile::tempdir().unwrap();
+        let socket = place.path().join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let follower = Follower::connect(&socket, &area("forked")).unwrap();
+        let (mut theirs, _) = listener.accept().unwrap();
+        theirs.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        // The thread keeps its descriptor, as in a child.
+        follower.abandon();
+        theirs.read_to_end(&mut Vec::new()).unwrap();
+    }
+
+    /// Where what comes back makes the thread panic.
+    struct Panics;
+
+    impl Read for Panics {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            panic!("as the test wants it")
+        }
+    }
+
+    impl Write for Panics {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn who_waits_for_a_thread_that_panics_is_told() {
+        let mut area = area("panicking");
+        let replica = Replica::greet(Panics, &area).unwrap();
+        let (queue, jobs) = channel();
+        let answers: Vec<Arc<Answer<()>>> = (0..2).map(|_| Arc::default()).collect();
+        for answer in &answers {
+            queue.send(Job { capture: Arc::new(area.capture().unwrap()), answer: answer.clone() }).unwrap();
+        }
+        drop(queue);
+        send_all(replica, &jobs, &OnceLock::new(), lost("panicking", Path::new("nowhere")), BEAT);
+        for answer in answers {
+            let error = answer.poll().expect("it is given").unwrap_err().to_string();
+            assert!(error.contains("panicked"), "{error}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use fermata_types::{CheckpointId, PAGE_SIZE, PageNumber, PageSet, PartKind, Part
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         mpsc::{Receiver, Sender, channel},
@@ -316,6 +317,13 @@ impl Drop for Line {
     }
 }
 
+/// Work that others wait for: a panic is an error of it. They would wait for ever if the thread ended by one.
+pub(crate) fn caught<T, E>(work: impl FnOnce() -> Result<T, E>, failed: impl FnOnce(io::Error) -> E) -> Result<T, E> {
+    // What it leaves half done is dropped, as after an error.
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(failed(io::Error::other("a bug of Fermata: it panicked, see what it wrote to stderr"))))
+}
+
 fn write_all(store: &Store, name: &str, shared: &(Mutex<State>, Condvar), jobs: &Receiver<Job>) {
     for job in jobs {
         let (head, failures) = {
@@ -327,7 +335,7 @@ fn write_all(store: &Store, name: &str, shared: &(Mutex<State>, Condvar), jobs: 
             fail(shared, job, stands_on(name, first));
             continue;
         }
-        match write(store, name, head, &job) {
+        match caught(|| write(store, name, head, &job), Error::io(name, "writing behind the program")) {
             Ok(head) => {
                 let id = head.hold.id();
                 let mut state = lock(&shared.0);

@@ -82,13 +82,16 @@ impl Peer {
             let dialled = line.is_ok();
             self.reached.fetch_or(dialled, Ordering::Relaxed);
             match line.and_then(|mut line| Ok((line.ask(request, bodies, self.limit.as_ref())?, line))) {
-                Ok(((Answer::Failed(why), _), line)) => {
-                    self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(line);
-                    return Err(io::Error::other(why));
-                }
                 Ok((answer, line)) => {
-                    self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(line);
-                    return Ok(answer);
+                    let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+                    // Each swap dials, and a push swaps for as long as it lasts: one more line every time would be a process more on both hosts.
+                    if !once || idle.is_empty() {
+                        idle.push(line);
+                    }
+                    return match answer {
+                        (Answer::Failed(why), _) => Err(io::Error::other(why)),
+                        answer => Ok(answer),
+                    };
                 }
                 Err(_) if used => {}
                 Err(error) if tried == self.retries || (once && dialled) || !self.reached.load(Ordering::Relaxed) => return Err(error),
@@ -232,6 +235,24 @@ mod tests {
             let error = answered_by(says(text), 0, patience).get("a", 2).expect_err(text).to_string();
             assert!(error.contains(told), "{text:?}: {error}");
         }
+    }
+
+    #[test]
+    fn swaps_do_not_gather_lines() {
+        let directory = tempfile::tempdir().unwrap();
+        let peer = Peer::of_thread(directory.path(), None);
+        let lines = || peer.idle.lock().unwrap().len();
+        assert!(peer.swap("a", None, b"0".to_vec()).unwrap());
+        assert_eq!(lines(), 1);
+        peer.get("a", 1).unwrap();
+        for time in 0..3 {
+            let (before, after) = (time.to_string(), (time + 1).to_string());
+            assert!(peer.swap("a", Some(before.as_bytes()), after.into_bytes()).unwrap());
+            // Nor do those that come to nothing.
+            assert!(!peer.swap("a", Some(before.as_bytes()), Vec::new()).unwrap());
+            peer.swap("../a", None, Vec::new()).unwrap_err();
+        }
+        assert_eq!((lines(), peer.get("a", 1).unwrap()), (1, Some(b"3".to_vec())));
     }
 
     #[test]

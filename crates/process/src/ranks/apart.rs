@@ -36,7 +36,7 @@ impl Way for Apart {
         self.0.line().iter().sum()
     }
 
-    fn restore(&self, rank: Rank, each: Each<'_>) -> fermata_store::Result<(Option<Restored>, Vec<u8>)> {
+    fn restore(&self, rank: Rank, each: Each<'_>) -> fermata_store::Result<(Option<Restored>, Vec<Vec<u8>>)> {
         self.0.restore(rank, each)
     }
 

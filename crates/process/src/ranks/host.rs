@@ -314,8 +314,8 @@ pub(super) trait Way {
     /// Grows when ranks that go back would go back to something later.
     fn progress(&self) -> u64;
 
-    /// What a rank has where it goes on, and what is on its way to it; its memory goes to `each`, in pieces.
-    fn restore(&self, rank: Rank, each: Each<'_>) -> fermata_store::Result<(Option<Restored>, Vec<u8>)>;
+    /// What a rank has where it goes on, and what is on its way to it, in pieces that frames have room for; its memory goes to `each`, in pieces.
+    fn restore(&self, rank: Rank, each: Each<'_>) -> fermata_store::Result<(Option<Restored>, Vec<Vec<u8>>)>;
 
     /// Takes checkpoints of ranks that were started until one of them dies or all are done.
     fn live(&mut self, life: &mut Life<'_>, tally: &mut Tally, watch: &mut dyn FnMut(Event)) -> Result<End, Error>;

@@ -159,7 +159,8 @@ impl<'a> Life<'a> {
                 }
                 Ok(())
             })?;
-            lost.map_or(Ok(()), Err).and_then(|()| Frame::Go { restored, late }.write(stream)).map_err(gone(rank))?;
+            let mut frames = late.into_iter().map(Frame::Late).chain([Frame::Go { restored }]);
+            lost.map_or(Ok(()), Err).and_then(|()| frames.try_for_each(|frame| frame.write(stream))).map_err(gone(rank))?;
         }
         let (sender, frames) = mpsc::sync_channel(FRAMES);
         for (rank, stream) in streams.iter().enumerate() {

@@ -119,7 +119,7 @@ struct Joined {
     control: Stream,
     links: Vec<Option<Stream>>,
     restored: Option<Restored>,
-    late: Vec<u8>,
+    late: Vec<Vec<u8>>,
 }
 
 impl Joined {
@@ -149,11 +149,13 @@ impl Joined {
     }
 
     /// What a checkpoint has of a rank, and what was on its way to it; its memory goes to `put`, in pieces.
-    fn contents(control: &mut Stream, put: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<(Option<Restored>, Vec<u8>)> {
+    fn contents(control: &mut Stream, put: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<(Option<Restored>, Vec<Vec<u8>>)> {
+        let mut late = Vec::new();
         loop {
             match Frame::read(control)? {
                 Some(Frame::Contents { offset, bytes }) => put(offset, &bytes)?,
-                Some(Frame::Go { restored, late }) => return Ok((restored, late)),
+                Some(Frame::Late(piece)) => late.push(piece),
+                Some(Frame::Go { restored }) => return Ok((restored, late)),
                 _ => return Err(invalid("what the coordinator says")),
             }
         }
@@ -272,12 +274,12 @@ impl State {
     }
 
     /// As it is in the beginning, or as a checkpoint has it, with what was on its way.
-    fn begin(mode: Mode, restored: Option<&Restored>, late: &[u8], ranks: usize) -> io::Result<Self> {
+    fn begin(mode: Mode, restored: Option<&Restored>, late: &[Vec<u8>], ranks: usize) -> io::Result<Self> {
         let (mut cut, mut done, mut inbox) = (Cut::new(ranks), None, Inbox::default());
         if let Some(restored) = restored {
             (cut, done, inbox) = decode_state(&restored.state, ranks)?;
         }
-        decode_late(late, &mut cut, &mut inbox)?;
+        late.iter().try_for_each(|piece| decode_late(piece, &mut cut, &mut inbox))?;
         Ok(Self { inbox, done, ..Self::of(Side::restored(mode, restored, cut)?) })
     }
 
@@ -699,13 +701,28 @@ mod tests {
         let (near, far) = UnixStream::pair().unwrap();
         let (memory, pieces) = area::reserve().unwrap();
         let area = Arc::new(Area::unwatched(memory, pieces.used(), true));
-        let state = State::begin(mode, None, &encode_late(&[]), 1).unwrap();
+        let state = State::begin(mode, None, &[], 1).unwrap();
         let runtime = Runtime::start(Here { rank: 0, ranks: 1 }, mode, Stream::Unix(near), vec![None], state, area).unwrap();
         (runtime, Box::leak(Box::new(Stream::Unix(far))))
     }
 
     fn parcel(bytes: usize) -> Shared {
         Arc::new(Parcel { tag: 0, bytes: vec![0; bytes] })
+    }
+
+    #[test]
+    fn what_was_on_its_way_may_come_in_several_pieces() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let pieces: Vec<_> = (0..2).map(|from| encode_late(&[(from, 1, parcel(from)), (from, 2, parcel(8 + from))])).collect();
+        let frames = pieces.clone().into_iter().map(Frame::Late).chain([Frame::Go { restored: None }]);
+        frames.for_each(|frame| frame.write(&mut far).unwrap());
+        let (restored, late) = Joined::contents(&mut Stream::Unix(near), &mut |_, _| Ok(())).unwrap();
+        assert!(restored.is_none() && late == pieces, "{late:?}");
+        let state = State::begin(Mode::Optimistic, None, &late, 2).unwrap();
+        let found: Vec<_> = state.inbox.iter().map(|(from, parcel)| (*from, parcel.bytes.len())).collect();
+        assert_eq!(found, [(0, 0), (0, 8), (1, 1), (1, 9)]);
+        // A piece that comes twice is of another checkpoint.
+        assert!(State::begin(Mode::Optimistic, None, &[late[0].clone(), late[0].clone()], 2).is_err());
     }
 
     #[test]

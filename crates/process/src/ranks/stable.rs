@@ -113,12 +113,12 @@ impl Stable {
 
     /// What a rank had at the permanent checkpoint; its memory goes to `each`, in pieces.
     /// Then comes what was on its way to it.
-    pub fn restore(&self, rank: Rank, each: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<(Option<Restored>, Vec<u8>)> {
-        let Some(head) = &self.head else { return Ok((None, encode_late(&[]))) };
+    pub fn restore(&self, rank: Rank, each: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<(Option<Restored>, Vec<Vec<u8>>)> {
+        let Some(head) = &self.head else { return Ok((None, Vec::new())) };
         let part = &head.parts[rank];
         Still::new(self.store.clone(), part.memory, part.used).for_each_piece(each)?;
         let (state, late) = (self.store.read_blob(&part.state)?, self.store.read_blob(&part.messages)?);
-        Ok((Some(Restored { ccn: head.ccn, used: part.used, state, log: Vec::new() }), late))
+        Ok((Some(Restored { ccn: head.ccn, used: part.used, state, log: Vec::new() }), vec![late]))
     }
 
     /// A tentative checkpoint is begun.

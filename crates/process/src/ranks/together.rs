@@ -45,7 +45,7 @@ impl Way for Together {
         self.0.ccn()
     }
 
-    fn restore(&self, rank: Rank, each: Each<'_>) -> fermata_store::Result<(Option<Restored>, Vec<u8>)> {
+    fn restore(&self, rank: Rank, each: Each<'_>) -> fermata_store::Result<(Option<Restored>, Vec<Vec<u8>>)> {
         self.0.restore(rank, each)
     }
 

@@ -50,13 +50,15 @@ pub(super) enum Frame {
     Calls { made: u64 },
 
     // From the coordinator.
-    /// How many ranks there are and where, and what follows: the contents of the memory, if there are any, and [`Frame::Go`]. Between checkpoints are so many
+    /// How many ranks there are and where, and what follows: the contents of the memory and what was on its way, if there are any, and [`Frame::Go`]. Between checkpoints are so many
     /// nanoseconds; 0: there are none, and no rank is ever captured.
     Start { mode: u8, every_ns: u64, addresses: Vec<String> },
     /// A piece of the memory.
     Contents { offset: u64, bytes: Vec<u8> },
-    /// Begin, or go on from here. These messages were on their way: they come before all others.
-    Go { restored: Option<Restored>, late: Vec<u8> },
+    /// Messages that were on their way: they come before all others. One frame may not have room for all of them, so there may be several.
+    Late(Vec<u8>),
+    /// Begin, or go on from here.
+    Go { restored: Option<Restored> },
     /// The protocol.
     Tell(Tell),
     /// A capture that the rank took by itself is permanent, or never will be. The receivers of its messages have so many of them for good.
@@ -291,13 +293,7 @@ impl Frame {
                 body.u64(*offset).bytes(bytes);
                 12
             }
-            Self::Go { restored, late } => {
-                body.bytes(late).u8(restored.is_some().into());
-                if let Some(restored) = restored {
-                    body.u64(restored.ccn).u64(restored.used).bytes(&restored.state).bytes(&restored.log);
-                }
-                13
-            }
+            Self::Go { restored } => encode_restored(restored.as_ref(), body),
             Self::Tell(told) => encode_told(told, body),
             Self::Exit => 15,
             Self::Own { ccn, cut, log } => {
@@ -316,6 +312,10 @@ impl Frame {
             Self::Aim { ccn, call } => {
                 body.u64(*ccn).u64(*call);
                 20
+            }
+            Self::Late(late) => {
+                body.bytes(late);
+                21
             }
         }
     }
@@ -349,7 +349,6 @@ impl Frame {
             }
             12 => Self::Contents { offset: from.u64()?, bytes: from.bytes()? },
             13 => Self::Go {
-                late: from.bytes()?,
                 restored: match from.u8()? {
                     0 => None,
                     _ => Some(Restored { ccn: from.u64()?, used: from.u64()?, state: from.bytes()?, log: from.bytes()? }),
@@ -362,6 +361,7 @@ impl Frame {
             18 => Self::Calls { made: from.u64()? },
             19 => Self::Ask,
             20 => Self::Aim { ccn: from.u64()?, call: from.u64()? },
+            21 => Self::Late(from.bytes()?),
             _ => return Err(wrong("a kind of frame")),
         };
         from.end()?;
@@ -398,6 +398,14 @@ fn decode_answer(kind: u8, from: &mut Decoder<'_>) -> io::Result<Answer<Arc<Parc
         5 => Answer::Late { ccn, from: from.u32()? as usize, number: from.u64()?, message: from.parcel()? },
         _ => Answer::Ack { ccn },
     })
+}
+
+fn encode_restored(restored: Option<&Restored>, body: &mut Encoder) -> u8 {
+    body.u8(restored.is_some().into());
+    if let Some(restored) = restored {
+        body.u64(restored.ccn).u64(restored.used).bytes(&restored.state).bytes(&restored.log);
+    }
+    13
 }
 
 fn encode_told(told: &Tell, body: &mut Encoder) -> u8 {
@@ -535,8 +543,9 @@ mod tests {
             Frame::Lost { peer: 3 },
             Frame::Start { mode: 1, every_ns: 10, addresses: vec!["unix:/a".into(), "tcp:h:1".into()] },
             Frame::Contents { offset: 4096, bytes: vec![1; 10] },
-            Frame::Go { restored: None, late: vec![2] },
-            Frame::Go { restored: Some(Restored { ccn: 5, used: 4096, state: vec![1], log: vec![3] }), late: vec![2] },
+            Frame::Late(vec![2]),
+            Frame::Go { restored: None },
+            Frame::Go { restored: Some(Restored { ccn: 5, used: 4096, state: vec![1], log: vec![3] }) },
             Frame::Tell(Tell::Commit(5)),
             Frame::Exit,
             Frame::Calls { made: 4 },

@@ -208,9 +208,9 @@ impl OwnStable {
         self.history.received(from)
     }
 
-    /// What a rank has at the line, and what is on its way to it; its memory goes to `each`, in pieces.
-    pub fn restore(&self, rank: Rank, each: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<(Option<Restored>, Vec<u8>)> {
-        let late = encode_late(&self.late[rank]);
+    /// What a rank has at the line, and what is on its way to it, in a piece for each sender: a log is no larger than a frame, and several may be. Its memory goes to `each`, in pieces.
+    pub fn restore(&self, rank: Rank, each: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<(Option<Restored>, Vec<Vec<u8>>)> {
+        let late = self.late[rank].chunk_by(|(one, ..), (next, ..)| one == next).map(encode_late).collect();
         let Some(Stored { part, .. }) = self.ranks[rank].permanent.get(&self.line[rank]) else { return Ok((None, late)) };
         Still::new(self.store.clone(), part.memory, part.used).for_each_piece(each)?;
         let (state, log) = (self.store.read_blob(&part.state)?, self.store.read_blob(&part.messages)?);
@@ -290,4 +290,29 @@ fn read(id: CheckpointId, record: &Record) -> Result<(Ccn, Stored)> {
     let [part] = &record.parts[..] else { return Err(damaged("a record lacks what a rank has")) };
     let (ccn, part) = Part::read(part, LOG)?;
     Ok((ccn, Stored { id, part }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ranks::{messages::Parcel, side::encode_log};
+
+    #[test]
+    fn what_several_have_sent_to_one_comes_in_a_piece_for_each() {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::open(&place.path().join("store")).unwrap();
+        let mut stable = OwnStable::new(store, "logs", 3, serde_json::json!({ "ranks": 3 }), false).unwrap();
+        let logged = |from: Rank| Parcel::new(7, &[from as u64]);
+        for from in 0..2 {
+            let (mut cut, mut log) = (Cut::new(3), vec![Vec::new(); 3]);
+            cut.sent[2] = 1;
+            log[2].push((1, logged(from)));
+            stable.put_state(from, 1, 4096, vec![0]).unwrap();
+            stable.persist(from, 1, cut, &encode_log(&log)).unwrap();
+        }
+        assert_eq!(stable.go_back().unwrap().numbers, [1, 1, 0]);
+        let (restored, late) = stable.restore(2, &mut |_, _| Ok(())).unwrap();
+        let expected: Vec<_> = (0..2).map(|from| encode_late(&[(from, 1, logged(from))])).collect();
+        assert!(restored.is_none() && late == expected, "{late:?}");
+    }
 }
