@@ -685,6 +685,10 @@ pub fn travel(host: &Arc<Host>, spare: Body, id: &CheckpointId, record: &Record,
     spare.keep(host.store().hold(id)?, record.spec.clone());
     let state = Return { host, id, record, eager, fresh_randomness, perturbation };
     let (parts, details) = spare.restore(&state)?;
+    // From here on a page that is nowhere would be the end of a guest.
+    if let Some(away) = host.store().away() {
+        away.machines_begin();
+    }
     if !paused {
         spare.depart(&details)?;
     }

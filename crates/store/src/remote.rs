@@ -6,7 +6,8 @@
 //! - `push`: packs what a remote lacks, and sends it
 //! - `image`: golden images, sent and made again
 //! - `shelf`: packs that came; `pull`: fetches what this store lacks, and puts it through the writer like any checkpoint
-//! - `away`: reads a checkpoint from a remote before it is here, and fetches it behind whoever does; `arriving`: so with the golden images that it stands on
+//! - `away`: reads a checkpoint from a remote before it is here, and fetches it behind whoever does; `arriving`: so with the golden images that it stands on;
+//!   `lacking`: what nobody has of it
 //! - `present`: looks whether all of checkpoints is there
 //!
 //! A remote has packs, records and refs, see `docs/formats/remote.md`. Its packs are made for the journey: each has what was missing when it was sent, and
@@ -22,6 +23,7 @@ mod away;
 mod catalog;
 mod identity;
 mod image;
+mod lacking;
 mod lease;
 mod lines;
 mod present;

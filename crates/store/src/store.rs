@@ -197,7 +197,10 @@ impl Store {
 
     /// What a page table says of one page. None: not named by the table.
     pub fn lookup(&self, root: &Root, page: PageNumber) -> Result<Option<PageName>> {
-        table::lookup(&*self.0, root, page)
+        match self.away().filter(|away| away.awaits(root)) {
+            Some(away) => away.lookup(root, page),
+            None => table::lookup(&*self.0, root, page),
+        }
     }
 
     /// The pages around these that are decompressed along with them: neighbours in the table that also lie in the same frame of a pack. For a reader who keeps
@@ -205,7 +208,8 @@ impl Store {
     pub fn along(&self, root: &Root, pages: Range<PageNumber>, wanted: impl Fn(PageNumber) -> bool) -> Result<Range<PageNumber>> {
         let read = self.0.index.read()?;
         let frame = |page: PageNumber| -> Result<Option<(u32, u64)>> {
-            let name = self.lookup(root, page)?.filter(|name| *name != ZERO_PAGE);
+            // Nobody waits for neighbours that are nowhere.
+            let name = table::lookup(&*self.0, root, page)?.filter(|name| *name != ZERO_PAGE);
             Ok(match name.map(|name| self.0.locate_page(&read, &name)).transpose()? {
                 Some(Location::Pack { pack, offset, .. }) => Some((pack, offset)),
                 _ => None,
@@ -527,6 +531,10 @@ impl Inner {
     /// The error for an object that should lie in a pack, and lies nowhere or elsewhere.
     fn not_in_a_pack(&self, location: Option<Location>, what: &dyn Display) -> Error {
         match location {
+            None if self.away().is_some() => Error::missing(
+                what.to_string(),
+                "it is in no pack of the remote either; where it is whole, `fermata remote verify --repair` sends it again",
+            ),
             None => Error::missing(
                 what.to_string(),
                 "what names it was removed; if a checkpoint names it, the index is damaged: `fermata rebuild`",

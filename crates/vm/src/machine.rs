@@ -514,8 +514,17 @@ impl Machine {
         Ok(differing)
     }
 
-    /// The socket that the shim was given is the way in for the migration stream, too.
     fn load_devices(&self, devices: &[u8]) -> Result<()> {
+        // Of one that was ended for want of a page it is known why.
+        let why = |error| match self.memory.fate.failure() {
+            Some(message) => Error::Corrupt { machine: self.config.name.clone(), message },
+            None => error,
+        };
+        self.send_devices(devices).map_err(why)
+    }
+
+    /// The socket that the shim was given is the way in for the migration stream, too.
+    fn send_devices(&self, devices: &[u8]) -> Result<()> {
         let devices = &device_state::with_firmware(devices, &self.firmware());
         self.monitor.run(&qmp::migrate_incoming { uri: Some(format!("fd:{STATE_IN}")), channels: None, exit_on_error: None })?;
         let broken = |_| self.monitor.gone("did not take the device state");

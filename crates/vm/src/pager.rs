@@ -142,7 +142,10 @@ impl Pager {
             }
         });
         let fill = move || {
-            early.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            // What a remote has lost of it may be sent there again, and comes with all others then.
+            if let Err(error) = early.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
+                tracing::warn!("of the pages that were to come first some do not: {error}");
+            }
             if told.recv().is_ok() {
                 // The guest runs, and waits for pages that it touches. As many threads as there are processors would else take half of its time until all is there.
                 priority::go_last();

@@ -3,8 +3,7 @@
 //! Which table of blocks is that of an image is the remote's word until all of the image is here and its id can be found out. If it was another one, machines may have
 //! read what they should not have: they stand still for good then, and nothing of what they did becomes a checkpoint.
 //!
-//! What the remote lacks of it is waited for like a remote that is lost. A disk that fails is something that guests see, and remember in what becomes of them: no checkpoint
-//! could be taken of that, nor anything be repaired.
+//! What the remote lacks of it is waited for like a remote that is lost, before machines run, too.
 //!
 //! Nothing of an image is written down before it is whole: a crash leaves no part of one, but packs that are not fetched again.
 
@@ -15,9 +14,9 @@ use super::{
 };
 use crate::{
     Error, ImageReader, Progress, Result, Store,
-    table::{self, Loaded, Nodes, top_level},
+    table::{Nodes as _, top_level},
 };
-use fermata_types::{ImageId, NodeName, PageBuf, PageName, PageNumber};
+use fermata_types::{ImageId, PageBuf, PageNumber};
 use std::{
     io,
     path::Path,
@@ -50,49 +49,19 @@ impl ImageReader for Arriving {
     }
 
     fn read_block(&self, block: PageNumber, into: &mut PageBuf) -> io::Result<()> {
-        let read = table::lookup(self, &self.record.root(), block).and_then(|name| match name {
-            Some(name) => self.page(&name, into),
+        let root = self.record.root();
+        let found = match self.store.away().filter(|away| away.record.images.contains(&self.id)) {
+            Some(away) => away.lookup(&root, block),
+            None => self.store.lookup(&root, block),
+        };
+        let read = found.and_then(|name| match name {
+            Some(name) => self.store.read_page(&name, into),
             None => {
                 into.fill(0);
                 Ok(())
             }
         });
         read.map_err(|error| io::Error::other(format!("block {block} of golden image {} at {}: {error}", self.id.short(), self.remote)))
-    }
-}
-
-/// Its table, of which what is nowhere is waited for.
-impl Nodes for Arriving {
-    fn load(&self, name: &NodeName) -> Result<Arc<Loaded>> {
-        let loaded = self.store.0.load(name);
-        let Some(away) = self.lacking(&loaded) else { return loaded };
-        match away.node(name)? {
-            Some(node) => Ok(Arc::new(Loaded { node, base: None, at: None })),
-            None => self.store.0.load(name),
-        }
-    }
-
-    fn misplaced(&self, name: &NodeName, detail: String) -> Error {
-        self.store.0.misplaced(name, detail)
-    }
-}
-
-impl Arriving {
-    fn page(&self, name: &PageName, into: &mut PageBuf) -> Result<()> {
-        let read = self.store.read_page(name, into);
-        let Some(away) = self.lacking(&read) else { return read };
-        if away.page(name, into)? { Ok(()) } else { self.store.read_page(name, into) }
-    }
-
-    /// Whom to wait with for what was to be read, if that is neither here nor was in any pack of the remote.
-    fn lacking<T>(&self, read: &Result<T>) -> Option<Arc<Away>> {
-        match read {
-            // One that was known of an image that was here is not here any more.
-            Err(Error::Missing { .. } | Error::ImageNotOpen { .. }) => {
-                self.store.away().filter(|away| away.record.images.contains(&self.id))
-            }
-            _ => None,
-        }
     }
 }
 

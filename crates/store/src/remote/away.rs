@@ -8,13 +8,14 @@
 //! comes is checked against its name like everything else. One that says nothing at all, as a directory of a server that is gone, counts as failing after some seconds.
 //!
 //! Packs that are gone were rewritten, or pruned: then it is looked again where things lie. What lies nowhere any more may have been lost, and is waited for until somebody
-//! has repaired the remote; so are blocks of golden images that lay nowhere from the beginning.
+//! has repaired the remote; so is what lay nowhere from the beginning, see `lacking`.
 
 use super::{
     CopyStage, Name, PullOptions, Pulled, Remote,
     arriving::{Arriving, Came},
     catalog::{Catalog, RemotePack, pack_name},
     check_format,
+    lacking::Lacking,
     lease::Going,
     record,
 };
@@ -84,6 +85,7 @@ pub struct Away {
     pub(super) record: Record,
     /// Golden images that are read from there.
     pub(super) images: Mutex<Vec<Arc<Arriving>>>,
+    pub(super) lacking: Lacking,
     /// Where packs are fetched to.
     incoming: pack::Shelf,
     frames: Cache<(PackId, u32), Arc<Frame>>,
@@ -192,6 +194,7 @@ impl Store {
             id: *id,
             record,
             images: Mutex::default(),
+            lacking: Lacking::default(),
             incoming: self.0.incoming(),
             frames: Cache::new(FRAMES_CACHED),
             clock,
@@ -233,15 +236,19 @@ impl Inner {
 
     /// Who has an object that cannot be read here; none: it can, or nobody has it.
     pub fn away_with(&self, db: &Db, name: &Name) -> Result<Option<Arc<Away>>> {
-        let Some(away) = self.away().filter(|away| away.has(name)) else { return Ok(None) };
+        let Some(away) = self.away().filter(|away| away.has(name) || away.lacking.has(name)) else { return Ok(None) };
         // What a collection is about to remove is as good as gone: nobody who came after it began is waited for.
         let place = self.index.lasting(&*self.index.read()?, db, name, &Named("object", name))?;
-        let here = match place {
+        Ok((!self.is_readable(place)).then_some(away))
+    }
+
+    /// Whether what lies there can be read here.
+    pub fn is_readable(&self, place: Option<Location>) -> bool {
+        match place {
             Some(Location::Pack { .. }) => true,
             Some(Location::Image { image, .. }) => self.images.read().unwrap_or_else(PoisonError::into_inner).contains_key(&image),
             None => false,
-        };
-        Ok((!here).then_some(away))
+        }
     }
 }
 
@@ -385,7 +392,11 @@ impl Away {
         each: &dyn Fn(PageNumber, &PageBuf) -> bool,
     ) -> Result<Vec<(PageNumber, PageName)>> {
         let catalog = self.catalog();
-        wanted.sort_by_key(|(_, name)| catalog.find(name.as_bytes()));
+        // What is in no pack there keeps nobody else waiting.
+        wanted.sort_by_key(|(_, name)| {
+            let place = catalog.find(name.as_bytes());
+            (place.is_none(), place)
+        });
         let (mut here, mut page) = (Vec::new(), [0; PAGE_SIZE]);
         for (number, name) in wanted {
             if !self.page(&name, &mut page)? {

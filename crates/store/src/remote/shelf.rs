@@ -13,7 +13,6 @@ use crate::{
     chunks,
     error::Named,
     files::{make_directories, remove_tree},
-    index::Location,
     node::{Node, Stored},
     pack::{self, Frame, PackFile},
     remote::in_parallel,
@@ -230,13 +229,7 @@ impl<'a> Shelf<'a> {
         }
         let inner = &self.store.0;
         let place = inner.index.lasting(&*inner.index.read()?, &inner.index.pages, name.as_bytes(), &Named("page", name.as_bytes()))?;
-        Ok(match place {
-            Some(Location::Pack { .. }) => true,
-            Some(Location::Image { image, .. }) => {
-                inner.images.read().unwrap_or_else(|poisoned| poisoned.into_inner()).contains_key(&image)
-            }
-            None => false,
-        })
+        Ok(inner.is_readable(place))
     }
 
     /// Fetches the packs that these objects lie in, several at a time. Whoever reads something of one that is damaged is told then.

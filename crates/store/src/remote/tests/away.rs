@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::remote::Away;
-use fermata_types::ImageId;
+use fermata_types::{ImageId, NodeName, PageBuf, PageNumber};
 use std::{sync::mpsc::RecvTimeoutError, time::Duration};
 
 /// For what must not happen however long one waits, and for what happens at once.
@@ -240,6 +240,84 @@ fn what_is_wrong_is_waited_for_and_never_handed_out() {
         fs::write(path, bytes).unwrap();
     }
     assert_eq!(receiver.recv_timeout(SOON).unwrap().unwrap(), content);
+}
+
+/// The pages that the checkpoints of a scene have in their memory, one after the other, as processors read them.
+fn one_by_one(store: &Store, root: &Root) -> Result<Vec<PageBuf>> {
+    let read = |page| {
+        let (name, mut content) = (store.lookup(root, page)?, [0; PAGE_SIZE]);
+        store.read_page(&name.expect("it has a name"), &mut content)?;
+        Ok(content)
+    };
+    (0..40).map(|nth| read(nth * 97)).collect()
+}
+
+/// The same at once, as a disk or a working set is read.
+fn at_once(store: &Store, root: &Root) -> Result<Vec<PageBuf>> {
+    let name = |page: PageNumber| Ok((page, store.lookup(root, page)?.expect("it has a name")));
+    let wanted = (0..40).map(|nth| name(nth * 97)).collect::<Result<Vec<_>>>()?;
+    let read = Mutex::new(BTreeMap::new());
+    store.read_pages(wanted, &|page, content| {
+        read.lock().unwrap().insert(page, *content);
+        true
+    })?;
+    Ok(read.into_inner().unwrap().into_values().collect())
+}
+
+/// Whatever pack is gone before it begins. A machine that was told that nobody has a page would be gone.
+#[test]
+fn what_a_remote_has_lost_is_waited_for_once_machines_run() {
+    let scene = Scene::new();
+    let root = scene.from.record(&scene.last()).unwrap().parts[0].tables["ram"];
+    let expected = one_by_one(&scene.from, &root).unwrap();
+    let mut waits = 0;
+    for pack in scene.place.objects("packs/") {
+        let here = tempfile::tempdir().unwrap();
+        let (to, lost) = (store(here.path()), scene.place.path("lost"));
+        fs::rename(&pack, &lost).unwrap();
+        let away = to.begin_away(Box::new(scene.place.clone()), "lab", &scene.last(), || Duration::ZERO, &mut |_, _| {}).unwrap();
+        let before = [one_by_one(&to, &root), at_once(&to, &root)];
+        away.machines_begin();
+        let (state, after) = thread::scope(|scope| {
+            let reads = [scope.spawn(|| one_by_one(&to, &root)), scope.spawn(|| at_once(&to, &root))];
+            while !away.state().waited_for && !reads.iter().all(|read| read.is_finished()) {
+                thread::yield_now();
+            }
+            let state = away.state();
+            fs::rename(&lost, &pack).unwrap();
+            (state, reads.map(|read| read.join().unwrap().unwrap()))
+        });
+        assert!(after.iter().all(|pages| *pages == expected), "they are the same pages");
+        assert_eq!((away.state().waited_for, away.state().trouble), (false, None));
+        for read in before {
+            assert_eq!(read.is_err(), state.waited_for);
+            let Err(error) = read else { continue };
+            assert!(matches!(error, Error::Missing { .. }) && error.to_string().contains("verify --repair"), "{error}");
+        }
+        if state.waited_for {
+            let trouble = state.trouble.unwrap();
+            assert!(trouble.contains("is in no pack there") && trouble.contains("verify --repair"), "{trouble}");
+            waits += 1;
+        }
+        away.fetch(&scene.place, &mut no_image, &mut || Ok(())).unwrap();
+        assert_same_pages(&to, &scene.from, &scene.last());
+        assert_whole(&to);
+    }
+    // That of the pages, and that of the nodes.
+    assert!(waits >= 2, "only {waits} of the packs were waited for");
+}
+
+#[test]
+fn nobody_waits_for_what_is_not_of_the_checkpoint() {
+    let scene = Scene::new();
+    let away = scene.begin();
+    away.machines_begin();
+    let nowhere = |read: Result<()>| assert!(matches!(read, Err(Error::Missing { .. })), "{read:?}");
+    let (page, other) = (PageName([7; 32]), Root { pages: 4000, node: Some(NodeName([7; 32])) });
+    nowhere(scene.to.read_page(&page, &mut [0; PAGE_SIZE]));
+    nowhere(scene.to.read_pages(vec![(0, page)], &|_, _| true));
+    nowhere(scene.to.lookup(&other, 0).map(drop));
+    assert_eq!(away.state().asked, 0);
 }
 
 #[test]
