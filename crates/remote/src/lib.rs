@@ -362,6 +362,11 @@ impl Remote for Connection {
 
     fn list(&self, prefix: &str) -> io::Result<Vec<(String, u64)>> {
         let Some(place) = self.place()? else { return Ok(Vec::new()) };
+        if let Address::Directory(directory) = &self.address {
+            let (mut found, prefix) = (Vec::new(), prefix.trim_end_matches('/'));
+            list_directory(&directory.join(prefix), prefix, &mut found)?;
+            return Ok(found);
+        }
         let base = self.base.as_ref();
         let within = |name: &Name| name.as_ref().strip_prefix(base).map(|rest| rest.trim_start_matches('/').to_owned());
         self.runtime.block_on(async {
@@ -375,6 +380,30 @@ impl Remote for Connection {
             }
         })
     }
+}
+
+/// The objects in a directory that is called so, and how many bytes each has. The store of objects leaves out what it cannot look at: that would count as gone, and whoever
+/// removes would take away what it needs.
+fn list_directory(directory: &Path, called: &str, found: &mut Vec<(String, u64)>) -> io::Result<()> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let path = entry?.path();
+        // What is called otherwise is none of ours; what has a `#` in its name is being written, or left by one who died.
+        let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|name| !name.contains('#')) else { continue };
+        let called = if called.is_empty() { name.to_owned() } else { format!("{called}/{name}") };
+        match fs::metadata(&path) {
+            // It has just gone.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+            Ok(about) if about.is_dir() => list_directory(&path, &called, found)?,
+            Ok(about) if about.is_file() => found.push((called, about.len())),
+            Ok(_) => {}
+        }
+    }
+    Ok(())
 }
 
 /// Makes a directory and all above it, durably: a crash of the host must not take away what is put there.

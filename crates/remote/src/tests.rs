@@ -101,6 +101,27 @@ fn who_looks_makes_no_directory() {
     assert!(Connection::directory(&file, None).unwrap().get("format", 10).unwrap_err().to_string().contains("directory"));
 }
 
+/// Whoever removes from a remote would take it for gone, and remove what it needs.
+#[test]
+fn what_cannot_be_looked_at_is_not_left_out_of_a_list() {
+    let directory = tempfile::tempdir().unwrap();
+    let places: [&dyn Remote; 2] = [&Connection::directory(directory.path(), None).unwrap(), &Peer::of_thread(directory.path(), None)];
+    places[0].put("records/lab/one", b"1".to_vec()).unwrap();
+    let records = directory.path().join("records/lab");
+    // What somebody left who died while he wrote, and what is not there any more.
+    fs::write(records.join("two#1"), b"2").unwrap();
+    std::os::unix::fs::symlink("none", records.join("three")).unwrap();
+    for place in places {
+        assert_eq!(place.list("records/").unwrap(), [("records/lab/one".to_owned(), 1)], "{place}");
+        assert_eq!(place.list("packs/").unwrap(), [], "{place}");
+    }
+    std::os::unix::fs::symlink("four", records.join("four")).unwrap();
+    for place in places {
+        let error = place.list("records/").unwrap_err().to_string();
+        assert!(error.contains("four"), "{place}: {error}");
+    }
+}
+
 #[test]
 fn a_remote_is_known_again() {
     on_each_kind(|place| {

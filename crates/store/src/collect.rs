@@ -28,7 +28,7 @@ use crate::{
     mark::Marker,
     node::Stored,
     pack::{Kind, TOLD_APART_BYTES},
-    rebuild::entries,
+    rebuild::{self, entries},
     removed,
 };
 use fermata_types::{CheckpointId, PackId};
@@ -202,8 +202,8 @@ struct Collection<'a> {
     fates: BTreeMap<u32, Fate>,
     /// Checkpoints that were held when we last looked, of which there was no record, and nobody who might be bringing it.
     unknown: HashSet<CheckpointId>,
-    /// Removed checkpoints when we last looked; none: we have not.
-    trash: Option<Vec<CheckpointId>>,
+    /// Removed checkpoints when we last looked.
+    trash: Vec<CheckpointId>,
     /// Checkpoints that were removed before all this began: their records are in the packs that we know, or in none.
     removed_before: Vec<CheckpointId>,
     /// What they had stored.
@@ -214,15 +214,17 @@ struct Collection<'a> {
 impl<'a> Collection<'a> {
     fn begin(store: &'a Store, options: &'a CollectOptions, progress: &'a mut dyn FnMut(CollectStage, Progress)) -> Result<Self> {
         let index = &store.0.index;
-        let (removed_before, removed_bytes) = {
+        let (removed_before, removed_bytes, trash) = {
             let read = index.read()?;
-            (index.checkpoint_ids(&read, &index.removed, &"a removed checkpoint")?, index.removed_bytes(&read)?)
+            let ids = |db| index.checkpoint_ids(&read, db, &"a removed checkpoint");
+            (ids(&index.removed)?, index.removed_bytes(&read)?, ids(&index.trash)?)
         };
+        // After that, for what is removed from then on counts as alive: it may lie in packs that are not among these.
         let packs = index.all_packs(&*index.read()?)?;
         let told = Collected { packs: packs.len() as u64, ..Collected::default() };
         let marker = Marker::new(store, packs)?;
         let (fates, unknown) = (BTreeMap::new(), HashSet::new());
-        Ok(Self { store, options, progress, marker, fates, unknown, trash: None, removed_before, removed_bytes, told })
+        Ok(Self { store, options, progress, marker, fates, unknown, trash, removed_before, removed_bytes, told })
     }
 
     fn run(mut self) -> Result<Collected> {
@@ -272,10 +274,8 @@ impl<'a> Collection<'a> {
         // Holds are looked at after the records: what was removed in between, and held before it was, is seen in either.
         let present = Present::look(self.store)?;
         self.told.checkpoints = ids.len() as u64;
-        if let Some(before) = self.trash.replace(trash.clone()) {
-            let before: HashSet<_> = before.into_iter().collect();
-            ids.extend(trash.into_iter().filter(|id| !before.contains(id)));
-        }
+        let before: HashSet<_> = std::mem::replace(&mut self.trash, trash.clone()).into_iter().collect();
+        ids.extend(trash.into_iter().filter(|id| !before.contains(id)));
         ids.retain(|id| !self.marker.has(id));
         let total = ids.len() as u64;
         for (done, id) in ids.iter().enumerate() {
@@ -343,14 +343,20 @@ impl<'a> Collection<'a> {
         Ok(())
     }
 
-    /// The files of packs that the index does not name.
-    fn unnamed(&self) -> Result<Vec<(PathBuf, PackId)>> {
-        let index = &self.store.0.index;
-        let files = self.store.0.shelf().list()?;
-        let read = index.read()?;
+    /// The files of packs that the index does not name. No crash leaves one that cannot be read: whoever built the index again left it out, and it stays.
+    fn unnamed(&mut self) -> Result<Vec<(PathBuf, PackId)>> {
+        let (index, shelf) = (&self.store.0.index, self.store.0.shelf());
         let mut unnamed = Vec::new();
-        for (path, id) in files {
-            unnamed.extend((!index.has(&read, &index.pack_numbers, id.as_bytes())?).then_some((path, id)));
+        for (path, id) in shelf.list()? {
+            if index.has(&*index.read()?, &index.pack_numbers, id.as_bytes())? {
+                continue;
+            }
+            match rebuild::read(&shelf, &id) {
+                Ok(_) => unnamed.push((path, id)),
+                // Whoever failed to commit it has just removed it.
+                Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => self.told.damaged.push(error.to_string()),
+            }
         }
         Ok(unnamed)
     }
@@ -486,7 +492,7 @@ impl<'a> Collection<'a> {
         let held = index.write(|write| {
             // One that was fetched again since all was marked may have been held and removed once more. So this look comes when nothing can be removed any more.
             let held: HashSet<_> = Present::look(self.store)?.held.into_iter().collect();
-            for id in self.trash.iter().flatten().filter(|id| !held.contains(*id)) {
+            for id in self.trash.iter().filter(|id| !held.contains(*id)) {
                 index.delete(write, &index.trash, id.as_bytes())?;
             }
             Ok(held)

@@ -411,6 +411,10 @@ fn damaged(remote: &dyn Remote, object: &str, detail: impl Into<String>) -> Erro
 
 /// A name of a person's as a part of an object's: other bytes than letters, digits and `. _ -` become `=` and two digits.
 fn escape(name: &str) -> String {
+    // In a path these are no names.
+    if matches!(name, "." | "..") {
+        return name.replace('.', "=2e");
+    }
     let escaped = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' | b'.' => char::from(byte).to_string(),
         _ => format!("={byte:02x}"),

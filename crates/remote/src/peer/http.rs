@@ -119,8 +119,11 @@ impl Line for Posting {
             None => Body::from(said),
             Some(limit) => Body::sized(Paced { bytes: io::Cursor::new(said), limit: limit.clone() }, length),
         };
-        let timeout = self.stalled + Duration::from_secs_f64(length as f64 / slowest);
-        let posted = self.client.post(&*self.url).bearer_auth(&self.token.0).timeout(timeout).body(body);
+        let mut posted = self.client.post(&*self.url).bearer_auth(&self.token.0).body(body);
+        if !bodies.is_empty() {
+            // What is sent has to be there within that time, and all of the answer as well, which is short then. What is fetched may take its time: each piece of it has that of the client.
+            posted = posted.timeout(self.stalled + Duration::from_secs_f64(length as f64 / slowest));
+        }
         // What was read is told with all of its causes, too.
         read_answer(&mut read_through(posted.send().map_err(told)?)?, limit.map(Arc::as_ref)).map_err(told)
     }
@@ -196,7 +199,7 @@ pub(super) mod tests {
     use super::*;
     use crate::{Patience, peer::Peer};
     use fermata_store::remote::Remote as _;
-    use std::{io::Write as _, net::TcpStream, thread};
+    use std::{io::Write as _, net::TcpStream, thread, time::Instant};
 
     const PATIENCE: Patience = Patience { retries: 0, stalled: Duration::from_millis(500) };
 
@@ -313,5 +316,18 @@ pub(super) mod tests {
         }
         let nobody = Peer::over_http("http://127.0.0.1:1/", token(), None, PATIENCE).unwrap();
         assert!(nobody.get("a", 1).unwrap_err().to_string().contains("refused"));
+    }
+
+    /// Only what stands still is given up.
+    #[test]
+    fn what_is_fetched_may_take_its_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let content: Vec<u8> = (0..6 << 20).map(|at: u32| (at % 251) as u8).collect();
+        std::fs::write(directory.path().join("a"), &content).unwrap();
+        let patience = Patience { retries: 0, stalled: Duration::from_secs(1) };
+        let peer = Peer::over_http(&listening(directory.path()), token(), Some(Limit::new(2 << 20)), patience).unwrap();
+        let began = Instant::now();
+        assert!(peer.get("a", 6 << 20).unwrap().unwrap() == content);
+        assert!(began.elapsed() > patience.stalled * 2, "the line is not slow: {:?}", began.elapsed());
     }
 }

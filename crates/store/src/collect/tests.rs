@@ -262,3 +262,52 @@ fn what_came_again_is_there_when_the_index_is_built_again() {
     assert_eq!(store.record(&known.id).unwrap(), known.record);
     assert_eq!(known.read(&store).unwrap(), 49);
 }
+
+/// A collection reads the tables of contents of all packs before it marks anything, which takes a while: what comes and goes meanwhile lies in a pack that it does not know.
+#[test]
+fn what_comes_and_goes_before_all_is_marked_keeps_what_it_stands_on() {
+    use crate::tests::{grow, page, record};
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).unwrap();
+    let first = grow(&store, None, 1).unwrap();
+    let mut nothing = |_: CollectStage, _: Progress| {};
+    let collection = Collection::begin(&store, &ALL, &mut nothing).unwrap();
+    // Its nodes are deltas to those of the first.
+    let second = grow(&store, Some(first), 2).unwrap();
+    remove(&store, &[first, second]);
+    collection.run().unwrap();
+    // The same table again, from its pages: its nodes are found, and so is what they are deltas to.
+    let mut writer = store.writer().unwrap();
+    let changes: Vec<_> = (0..40).map(|i| ((i * 97) as PageNumber, Some(writer.put_page(&page(200 + i)).unwrap().0))).collect();
+    let ram = writer.update_table(&Root::empty(4000), &changes).unwrap();
+    writer.commit(&record(None, 3, ram, Default::default())).unwrap();
+    store.0.forget();
+    let mut found = 0;
+    store
+        .for_each_page(&ram, &mut |_, _| {
+            found += 1;
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(found, 40);
+    assert!(store.verify(&VerifyOptions::default(), &mut |_, _| {}).unwrap().damage.is_empty());
+}
+
+/// It may be put back, or read well the next time.
+#[test]
+fn a_pack_that_a_rebuild_left_out_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let known = Known::new(&open(dir.path()).unwrap(), "a", 1..50);
+    let pack = packs(dir.path()).remove(0);
+    let whole = std::fs::read(&pack).unwrap();
+    std::fs::write(&pack, "no pack").unwrap();
+    assert_eq!(Store::rebuild_index(dir.path()).unwrap().damaged.len(), 1);
+    for dry_run in [true, false] {
+        let told = open(dir.path()).unwrap().collect(&CollectOptions { dry_run, ..ALL }, &mut |_, _| {}).unwrap();
+        assert_eq!((told.damaged.len(), told.orphans), (1, 0));
+    }
+    assert!(pack.exists());
+    std::fs::write(&pack, whole).unwrap();
+    assert_eq!(Store::rebuild_index(dir.path()).unwrap().checkpoints, 1);
+    assert_eq!(known.read(&open(dir.path()).unwrap()).unwrap(), 49);
+}

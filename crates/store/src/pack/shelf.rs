@@ -1,12 +1,12 @@
 //! A directory of packs: what they are called there, and how they are encrypted.
 
 use crate::{
-    Result,
+    Error, Result,
     cipher::{Sealing, hidden, shown},
     rebuild::entries,
 };
 use fermata_types::PackId;
-use std::path::PathBuf;
+use std::{fs, io, path::PathBuf};
 
 /// A directory of packs.
 #[derive(Clone)]
@@ -22,10 +22,15 @@ impl Shelf {
         self.directory.join(&text[..2]).join(format!("{text}.pack"))
     }
 
-    /// Every pack. Other files are none of ours.
+    /// Every pack. Other files are none of ours; what cannot be looked at may be one of them or not, and must not seem to be gone.
     pub fn list(&self) -> Result<Vec<(PathBuf, PackId)>> {
         let mut found = Vec::new();
-        for directory in entries(&self.directory)?.into_iter().filter(|path| path.is_dir()) {
+        for directory in entries(&self.directory)? {
+            match fs::metadata(&directory) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(Error::io("look at", &directory)(error)),
+                Ok(about) if about.is_dir() => {}
+                _ => continue,
+            }
             for path in entries(&directory)? {
                 let called = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".pack")?.parse::<PackId>().ok());
                 let id = called.map(|called| PackId(shown(&self.sealing, called.as_bytes())));

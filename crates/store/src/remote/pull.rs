@@ -253,7 +253,12 @@ impl Pull<'_> {
         let made = self.make_image(id, &record, progress)?;
         let made = made.ok_or_else(|| damaged(self.shelf.remote, &format!("images/{id}"), "what it describes is another image"))?;
         let path = self.shelf.store.own_image(id);
-        self.images.push(made.place(&path)?);
+        // One that somebody else has fetched meanwhile, and that a machine may stand on by now, must not become another file.
+        let held = match image::in_use(&path) {
+            Some(held) => held,
+            None => made.place(&path)?,
+        };
+        self.images.push(held);
         Ok(Some(path))
     }
 

@@ -720,6 +720,14 @@ fn another_directory_is_not_taken_for_a_remote() {
     }
 }
 
+#[test]
+fn a_name_of_dots_leads_to_no_other_directory() {
+    for (name, escaped) in [(".", "=2e"), ("..", "=2e=2e"), ("...", "..."), ("a..b", "a..b")] {
+        assert_eq!(escape(name), escaped);
+        assert_eq!(unescape(escaped).as_deref(), Some(name));
+    }
+}
+
 proptest! {
     #[test]
     fn names_survive(name in "\\PC{0,40}") {

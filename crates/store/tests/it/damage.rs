@@ -253,3 +253,16 @@ fn a_flipped_bit_in_the_list_of_the_removed_costs_no_checkpoint() {
         assert!(there.contains(&sample.ids[1]), "byte {at}: {there:?}");
     }
 }
+
+#[test]
+fn packs_that_cannot_be_looked_at_do_not_count_as_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    sample(&path);
+    // A link to itself is neither a directory nor none.
+    let link = path.join("packs/link");
+    std::os::unix::fs::symlink("link", &link).unwrap();
+    assert!(matches!(Store::rebuild_index(&path), Err(Error::Io { .. })));
+    std::fs::remove_file(link).unwrap();
+    assert_eq!(Store::rebuild_index(&path).unwrap().checkpoints, 2);
+}

@@ -3,6 +3,7 @@
 use super::*;
 use crate::{ImageHasher, ImageReader};
 use fermata_types::{ImageId, PAGE_SIZE, PageBuf, PageNumber};
+use std::os::unix::fs::MetadataExt as _;
 
 /// An image in memory, which may be cut short in its last block.
 pub struct Image(pub Vec<u8>);
@@ -138,6 +139,23 @@ fn an_image_that_just_came_stays_for_its_checkpoints() {
     pull.finish(&mut |_, _| {}).unwrap();
     to.collect(&CollectOptions::default(), &mut |_, _| {}).unwrap();
     assert!(path.exists());
+}
+
+/// Of two who fetch the same image the slower one leaves that of the faster as it is: a machine may stand on it, and would take no checkpoint over another file.
+#[test]
+fn an_image_that_somebody_has_open_stays_the_same_file() {
+    let (here, there, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Place::new());
+    let (from, to) = (store(here.path()), store(there.path()));
+    let (id, image_id) = standing(&from, image());
+    push(&from, &place, &[id]).unwrap();
+    let mut slower = to.begin_pull(&place, "lab", &[id], &PullOptions::default()).unwrap();
+    pull_both(&to, &place, &id, &image_id).unwrap();
+    let open = fs::File::open(to.own_image(&image_id)).unwrap();
+    open.lock_shared().unwrap();
+    let path = slower.image(&image_id, &mut |_, _| {}).unwrap().unwrap();
+    assert_eq!(path.metadata().unwrap().ino(), open.metadata().unwrap().ino());
+    slower.finish(&mut |_, _| {}).unwrap();
+    assert_whole(&to);
 }
 
 /// Sent without its image, a checkpoint has all its pages there; the image may follow.
