@@ -9,8 +9,22 @@ use std::sync::Arc;
 
 /// Changes the link at an interface, if a change is asked for. Tells of that interface, or of all.
 pub(crate) fn tell(run: &Run, interface: Option<&str>, change: Option<&Change>) -> Result<Vec<LinkEnd>, Problem> {
-    let body = run.body();
-    let fabric = fabric(run, &body)?;
+    where_it_lives(|| run.body(), |body| tell_of(run, body, interface, change))
+}
+
+/// Does something to what a run lives in. If the run was taken elsewhere meanwhile it is done there as well, and what came of it before is nobody's concern.
+fn where_it_lives<B, T>(lives_in: impl Fn() -> Arc<B>, mut work: impl FnMut(&B) -> T) -> T {
+    loop {
+        let body = lives_in();
+        let done = work(&body);
+        if Arc::ptr_eq(&body, &lives_in()) {
+            return done;
+        }
+    }
+}
+
+fn tell_of(run: &Run, body: &Body, interface: Option<&str>, change: Option<&Change>) -> Result<Vec<LinkEnd>, Problem> {
+    let fabric = fabric(run, body)?;
     let topology = fabric.look(World::topology);
     let chosen = interface.map(|name| find(&topology, name)).transpose()?;
     if let Some(change) = change {
@@ -76,4 +90,26 @@ fn end(world: &World, topology: &Topology, id: InterfaceId) -> Option<LinkEnd> {
         sent: Direction { shape: sent.clone(), counters: out, in_flight: leaving },
         received: Direction { shape: received.clone(), counters: into, in_flight: coming },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn what_is_done_to_a_run_that_is_taken_elsewhere_is_done_there() {
+        let bodies = [1, 2].map(Arc::new);
+        let lives_in = RefCell::new(bodies[0].clone());
+        let mut done = Vec::new();
+        let told = where_it_lives(
+            || lives_in.borrow().clone(),
+            |body| {
+                done.push(*body);
+                *lives_in.borrow_mut() = bodies[1].clone();
+                *body
+            },
+        );
+        assert_eq!((told, done), (2, vec![1, 2]));
+    }
 }

@@ -252,9 +252,10 @@ impl Trap {
     pub fn take(&self, mut each: impl FnMut(u32, Noted)) -> io::Result<()> {
         let watched = self.watched();
         if watched.all_open.swap(false, SeqCst) {
-            watched.place.protect(watched.range.clone(), true).inspect_err(|_| watched.all_open.store(true, SeqCst))?;
+            // Before they are closed: whoever opens one from then on has marked it, and it stays marked.
             watched.touched.take_all(|page| _ = watched.take_words(page));
             watched.opened.take_all(|_| ());
+            watched.place.protect(watched.range.clone(), true).inspect_err(|_| watched.all_open.store(true, SeqCst))?;
             let pages = (watched.range.end - watched.range.start) / PAGE;
             (0..pages as u32).for_each(|page| each(page, Noted::Whole));
             return Ok(());

@@ -22,6 +22,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -348,7 +349,7 @@ fn frames_leave_when_they_are_due_in_virtual_time() {
     bench.fabric.freeze();
     clock.stop();
     // Longer than the frame's way: it is not late for that, since nobody's time has passed.
-    std::thread::sleep(2 * delay);
+    thread::sleep(2 * delay);
     assert!(b.arrived().is_empty());
     bench.fabric.thaw();
     b.receive(1);
@@ -407,12 +408,14 @@ struct Lazy {
     content: Mutex<Vec<Option<Vec<u8>>>>,
     /// Held by whoever wants everybody to wait.
     reading: Mutex<()>,
+    /// Somebody has asked for what was not there.
+    asked: AtomicBool,
 }
 
 impl Lazy {
     fn new(ram: &File) -> Self {
         let content = vec![None; (RAM / PAGE_SIZE as u64) as usize];
-        Self { ram: ram.try_clone().unwrap(), content: Mutex::new(content), reading: Mutex::default() }
+        Self { ram: ram.try_clone().unwrap(), content: Mutex::new(content), reading: Mutex::default(), asked: AtomicBool::new(false) }
     }
 
     /// Takes away what is in memory.
@@ -443,6 +446,7 @@ impl MemoryWatch for Lazy {
         if self.is_there(first, pages) {
             return Ok(());
         }
+        self.asked.store(true, Ordering::Release);
         let _reading = self.reading.lock().unwrap();
         for page in first..first + pages {
             if let Some(content) = self.content.lock().unwrap()[page as usize].take() {
@@ -524,6 +528,37 @@ fn memory_that_takes_long_to_restore_holds_up_nobody_else() {
     assert!(b.arrived().is_empty());
     drop(reading);
     assert_eq!(b.receive(11), [&frames[..], &last].concat());
+}
+
+/// A guest waits for rings that are yet to be restored, and nobody else does: not whoever has a frame for it, nor whoever stops the network.
+#[test]
+fn rings_that_take_long_to_restore_hold_up_nobody() {
+    let ram = new_ram();
+    let lazy = Arc::new(Lazy::new(&ram));
+    let bench = Bench::with_watch(&lan(3), 0, lazy.clone());
+    let (mut a, mut b, mut c) = (bench.guest_with(0, ram), bench.guest(1), bench.guest(2));
+    [&mut a, &mut c].into_iter().for_each(|guest| guest.lay(8));
+    let all = |number| vec![[&[0xff; 6][..], &frame(0, 1, number, 64)[6..]].concat()];
+    b.send(&all(1));
+    assert_eq!((a.receive(1), c.receive(1)), (all(1), all(1)));
+    let bases = a.stop();
+    lazy.take_away();
+    lazy.asked.store(false, Ordering::Release);
+    let reading = lazy.reading.lock().unwrap();
+    let starts = thread::spawn(move || {
+        a.start(bases);
+        a
+    });
+    while !lazy.asked.load(Ordering::Acquire) {
+        thread::sleep(Duration::from_millis(1));
+    }
+    b.send(&all(2));
+    assert_eq!(c.receive(1), all(2));
+    bench.fabric.freeze();
+    bench.fabric.thaw();
+    drop(reading);
+    let mut a = starts.join().unwrap();
+    assert_eq!(a.receive(1), all(2));
 }
 
 /// A guest that sends what is yet to be restored waits for that alone: what comes for it meanwhile, and for others, is handed over, and its rings can be stopped.
@@ -674,7 +709,7 @@ fn a_flood_costs_the_others_no_frame() {
     let stop = Arc::new(AtomicBool::new(false));
     let flood = {
         let (stop, mut c) = (stop.clone(), bench.guest(2));
-        std::thread::spawn(move || {
+        thread::spawn(move || {
             let frames: Vec<_> = (0..30).map(|number| frame(3, 2, number, 1514)).collect();
             while !stop.load(Ordering::Relaxed) {
                 c.send(&frames);

@@ -168,15 +168,19 @@ impl Ring {
         self.queue.try_set_avail_ring_address(at(available)?).ok()?;
         self.queue.try_set_used_ring_address(at(used)?).ok()?;
         // All of them now: whoever has something to say may have a lock that others wait for.
-        let size = u32::from(self.queue.size());
-        let lengths = [DESCRIPTOR_BYTES * size, RING_BYTES + AVAILABLE_BYTES * size, RING_BYTES + USED_BYTES * size];
-        let places = [descriptors, available, used].map(|address| ram.guest_address(address));
-        let buffers: Vec<_> = places.into_iter().flatten().zip(lengths).collect();
-        ram.bring_in(&buffers).ok()?;
+        ram.bring_in(&self.places(ram)).ok()?;
         let used = self.queue.used_idx(ram, Ordering::Acquire).ok()?;
         self.queue.set_next_used(used.0);
         self.queue.set_ready(true);
         self.queue.is_valid(ram).then_some(())
+    }
+
+    /// Where its parts lie that lie in guest memory, as guest addresses and lengths.
+    pub fn places(&self, ram: &GuestRam) -> Vec<(u64, u32)> {
+        let size = u32::from(self.queue.size());
+        let lengths = [DESCRIPTOR_BYTES * size, RING_BYTES + AVAILABLE_BYTES * size, RING_BYTES + USED_BYTES * size];
+        let parts = self.addresses.into_iter().flatten().zip(lengths);
+        parts.filter_map(|(address, length)| Some((ram.guest_address(address)?, length))).collect()
     }
 
     /// Stops the ring. Returns which request would have come next.

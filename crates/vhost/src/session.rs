@@ -310,6 +310,17 @@ impl Protocol {
         self.0.backend.features() | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() | LOG_ALL
     }
 
+    /// Brings in a ring that is about to be started, without the lock: whoever has something for this guest would wait as well, and others for them.
+    fn bring_in(&self, index: u8) -> Result<()> {
+        let (ram, places) = self.0.change(|State { rings, ram, .. }| {
+            let ring = rings.get(usize::from(index)).ok_or(Error::InvalidParam)?;
+            Ok::<_, Error>((ram.clone(), ring.places(ram)))
+        })?;
+        // What cannot be had is found to be so when the ring is started.
+        let _ = ram.bring_in(&places);
+        Ok(())
+    }
+
     fn set_ram(&self, with: impl FnOnce(&GuestRam) -> io::Result<GuestRam>) -> Result<()> {
         self.0.change(|state| {
             state.ram = with(&state.ram).map_err(Error::ReqHandlerError)?;
@@ -411,6 +422,9 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     }
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        if file.is_some() {
+            self.bring_in(index)?;
+        }
         self.0.change(|State { rings, ram, device }| {
             let ring = rings.get_mut(usize::from(index)).ok_or(Error::InvalidParam)?;
             ring.start(file, ram, &mut **device).map_err(Error::ReqHandlerError)

@@ -6,18 +6,25 @@
 
 use crate::config::ICOUNT_SHIFT;
 use fermata_types::{PAGE_SIZE, VirtualTime};
+use std::ops::Range;
 
 const MAGIC: &[u8] = b"QEVM";
 /// Magic and version.
 const HEADER: usize = 8;
 pub(crate) const SECTION_FULL: u8 = 4;
 const SECTION_FOOTER: u8 = 0x7e;
+/// Before the name of a section are its kind and its id, and behind it are instance and version.
+const BEFORE_NAME: usize = 5;
+const BEFORE_FIELDS: usize = 8;
+/// The VM generation id (`hw/acpi/vmgenid.c`): its address.
 const GENERATION_ID: &[u8] = b"\x07vmgenid";
+const GENERATION_ID_FIELDS: usize = 8;
 const TIMER: &[u8] = b"\x05timer";
 const ICOUNT: &[u8] = b"\x0ctimer/icount";
 
 /// What the guest told the device `vmcoreinfo` (`hw/misc/vmcoreinfo.c`): whether it told anything, formats of the host and of the guest, length, address.
 const VMCOREINFO: &[u8] = b"\x0avmcoreinfo";
+const VMCOREINFO_FIELDS: usize = 1 + 2 + 2 + 4 + 8;
 /// `FW_CFG_VMCOREINFO_FORMAT_ELF`.
 const NOTE_IS_ELF: u16 = 1;
 /// A processor (`target/i386/machine.c`), and where its control registers 0, 3 and 4 are in its section's fields: after 16 registers, instruction pointer, flags, the
@@ -98,28 +105,34 @@ pub(crate) fn virtual_time(state: &[u8], deterministic: bool) -> Option<VirtualT
 /// As soon as QEMU has loaded the VM generation id device, it announces the id by an ACPI event (`hw/acpi/vmgenid.c`). Loaded first of all, before anything
 /// can raise an interrupt, the event is then overwritten by the states of the devices through which it would travel.
 pub(crate) fn without_announcement(state: &[u8]) -> Vec<u8> {
-    let moved = generation_id(state).map(|section| {
+    let moved = section(state, GENERATION_ID, GENERATION_ID_FIELDS).map(|section| {
         let (header, rest) = (&state[..HEADER], &state[HEADER..section.start]);
         [header, &state[section.clone()], rest, &state[section.end..]].concat()
     });
     moved.unwrap_or_else(|| state.to_vec())
 }
 
-/// Where the section of the VM generation id device lies: a full section, its id, name, instance and version, the address, and a footer with the id again.
-fn generation_id(state: &[u8]) -> Option<std::ops::Range<usize>> {
-    let name = HEADER + state.get(HEADER..)?.windows(GENERATION_ID.len()).position(|window| window == GENERATION_ID)?;
-    let start = name.checked_sub(5).filter(|start| *start >= HEADER)?;
-    let footer = name + GENERATION_ID.len() + 8 + 8;
-    let whole = state[start] == SECTION_FULL
-        && *state.get(footer)? == SECTION_FOOTER
-        && state.get(footer + 1..footer + 5)? == &state[start + 1..name];
-    whole.then_some(start..footer + 5)
+/// Where the section of a device lies that has so many bytes of fields: a full section, its id, name, instance and version, the fields, and a footer with the id again.
+///
+/// None if two look like it: one of them is somewhere among the registers or buffers that a guest fills, as any program in it can.
+fn section(state: &[u8], name: &[u8], fields: usize) -> Option<Range<usize>> {
+    let whole = |at: usize| {
+        let start = at.checked_sub(BEFORE_NAME).filter(|start| *start >= HEADER)?;
+        let footer = at + name.len() + BEFORE_FIELDS + fields;
+        let whole = state[start] == SECTION_FULL
+            && *state.get(footer)? == SECTION_FOOTER
+            && state.get(footer + 1..footer + 5)? == &state[start + 1..at];
+        whole.then_some(start..footer + 5)
+    };
+    let mut found = state.windows(name.len()).enumerate().filter(|(_, window)| *window == name).filter_map(|(at, _)| whole(at));
+    let first = found.next()?;
+    found.next().is_none().then_some(first)
 }
 
 /// Guest-physical address and length of the note that the guest's kernel has told the device `vmcoreinfo` of; none if it has told nothing.
 pub(crate) fn note(state: &[u8]) -> Option<(u64, u64)> {
-    // Instance and version of the section before the fields.
-    let fields = after(state, VMCOREINFO)?.get(8..)?;
+    let section = section(state, VMCOREINFO, VMCOREINFO_FIELDS)?;
+    let fields = state.get(section.start + BEFORE_NAME + VMCOREINFO.len() + BEFORE_FIELDS..section.end)?;
     let (told, format) = (*fields.first()?, u16::from_be_bytes(fields.get(3..5)?.try_into().ok()?));
     let length = u32::from_be_bytes(fields.get(5..9)?.try_into().ok()?);
     (told == 1 && format == NOTE_IS_ELF).then_some((integer(fields, 9)? as u64, length.into()))
@@ -179,10 +192,14 @@ mod tests {
             let mut stream = b"QEVM\0\0\0\x03\x04\0\0\0\x07\x0avmcoreinfo\0\0\0\0\0\0\0\x01".to_vec();
             stream.extend([told, 0, 1, 0, format, 0, 0, 0x10, 0x24]);
             stream.extend(0x1234_5000_u64.to_be_bytes());
+            stream.extend(b"\x7e\0\0\0\x07");
             stream
         };
         let stream = section(1, 1);
         assert_eq!(note(&stream), Some((0x1234_5000, 0x1024)));
+        // A program of the guest has another one in its registers, and one that is none.
+        assert_eq!(note(&[&stream[..], &section(1, 1)[HEADER..]].concat()), None);
+        assert_eq!(note(&[&stream[..HEADER], b"\x04\0\0\0\x01\x03cpu", VMCOREINFO, &stream[HEADER..]].concat()), note(&stream));
         assert_eq!((note(&section(0, 1)), note(&section(1, 0))), (None, None));
         (0..stream.len()).for_each(|length| assert_eq!(note(&stream[..length]), None));
     }
@@ -215,6 +232,11 @@ mod tests {
         let stream = [b"QEVM\0\0\0\x03".as_slice(), before, section, b"\0"].concat();
         let expected = [b"QEVM\0\0\0\x03".as_slice(), section, before, b"\0"].concat();
         assert_eq!(without_announcement(&stream), expected);
+        // What any program of the guest may have in its registers.
+        let twice = [b"QEVM\0\0\0\x03".as_slice(), before, section, section, b"\0"].concat();
+        assert_eq!(without_announcement(&twice), twice);
+        let [named, named_expected] = [&stream, &expected].map(|stream| [&stream[..], GENERATION_ID].concat());
+        assert_eq!(without_announcement(&named), named_expected);
         // Anything else is left as it is.
         for length in 0..stream.len() - 1 {
             assert_eq!(without_announcement(&stream[..length]), &stream[..length]);

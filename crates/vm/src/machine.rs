@@ -130,7 +130,7 @@ pub struct Machine {
     agent: Agent,
     /// Threads of its processors.
     processors: Vec<u32>,
-    /// It came back powered off.
+    /// It came back powered off, or went off in the moment in which it was stopped: QEMU does not keep it so.
     off: AtomicBool,
     /// Odd while it is held for a checkpoint; it counts how often that began and ended.
     held: AtomicU32,
@@ -214,7 +214,7 @@ impl Machine {
 
     /// Sets off [`run`](Self::run): what begins several machines at once asks all of them before it waits for any.
     pub fn begin_run(&self) -> Result<Running> {
-        if self.off.load(Ordering::Relaxed) {
+        if self.has_gone_off() {
             let message = "it has powered itself off, and cannot go on from there: `fermata goto` an earlier checkpoint".to_owned();
             return Err(Error::Unsupported { machine: self.config.name.clone(), message });
         }
@@ -389,9 +389,18 @@ impl Machine {
             qmp::RunState::internal_error => Status::Failed("internal-error"),
             qmp::RunState::io_error => Status::Failed("io-error"),
             qmp::RunState::watchdog => Status::Failed("watchdog"),
-            _ if self.off.load(Ordering::Relaxed) => Status::Off,
+            _ if self.has_gone_off() => Status::Off,
             _ => Status::Paused,
         }
+    }
+
+    /// Whether the guest has powered itself off. If it did while it was being stopped, it counts as paused in QEMU, which only tells so once it has answered the stop, and
+    /// would let it go on behind its end. So what is asked after the stop is to be answered before.
+    pub(crate) fn has_gone_off(&self) -> bool {
+        if self.monitor.is_off() || self.save.is_off() {
+            self.off.store(true, Ordering::Relaxed);
+        }
+        self.off.load(Ordering::Relaxed)
     }
 
     /// Pages written by the guest and by QEMU since the last call, and those that the guest has given back. For one instant of all of them the machine must be
@@ -497,7 +506,8 @@ impl Machine {
             let (store, ram, config, devices) = (state.store.clone(), state.ram, self.config.clone(), state.devices.to_vec());
             pager.fill_behind(move || first_needed(&store, ram, &config, &devices), state.working_set, state.remember)
         });
-        if state.fresh_randomness {
+        // A deterministic machine has nothing that would be announced, and what looks like it is its guest's.
+        if state.fresh_randomness || self.config.deterministic {
             self.load_devices(state.devices)?;
         } else {
             self.load_devices(&device_state::without_announcement(state.devices))?;
@@ -604,3 +614,6 @@ fn read_at_most(path: &Path, bytes: u64) -> std::io::Result<Vec<u8>> {
 fn is_odd(count: u32) -> bool {
     count % 2 == 1
 }
+
+#[cfg(test)]
+mod tests;

@@ -342,6 +342,11 @@ impl Monitor {
         self.talk().as_ref()?.stopped()
     }
 
+    /// Whether the guest has switched itself off, as QEMU told before its last answer. Whoever waits for another answer is not waited for.
+    pub fn is_off(&self) -> bool {
+        self.talk.try_lock().is_ok_and(|talk| talk.as_ref().is_some_and(|talk| talk.is_off))
+    }
+
     /// Whether the guest has suspended itself to RAM, as QEMU told before its last answer.
     pub fn sleeps(&self) -> bool {
         self.talk().as_ref().is_some_and(|talk| talk.sleeps)

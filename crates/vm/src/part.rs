@@ -430,6 +430,9 @@ impl Part<Writer> for MachinePart {
         let saved = self.machine.finish_device_state(asked, PATIENCE);
         self.silent = matches!(saved, Err(Error::Gone { .. }));
         let devices = saved?;
+        if self.before == Status::Running && self.machine.has_gone_off() {
+            self.before = Status::Off;
+        }
         self.none_missed()?;
         // What was left to wait for.
         self.note("devices", watch);

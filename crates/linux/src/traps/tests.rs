@@ -233,6 +233,38 @@ fn takes_among_writers_miss_nothing() {
     takes_among_writers(Trapping::Emulate);
 }
 
+/// Whoever opens a page while all are being closed is heard of.
+#[test]
+fn closing_all_pages_among_writers_misses_nothing() {
+    let memory = AreaMemory::new("closings", AREA).unwrap();
+    let trap = Trap::new(&memory, Trapping::Open).unwrap();
+    let start = memory.range().start;
+    let mut copy = vec![0_u8; AREA as usize];
+    for round in 0..1000 {
+        trap.rest().unwrap();
+        thread::scope(|scope| {
+            for nth in 0..3 {
+                scope.spawn(move || {
+                    let mut numbers = Numbers(round << 8 | nth);
+                    for _ in 0..1000 {
+                        let word = (start + numbers.next() % (AREA / 8) * 8) as *mut u64;
+                        // SAFETY: a word of the area, which outlives the scope; all touch it as an atomic.
+                        unsafe { AtomicU64::from_ptr(word) }.fetch_add(numbers.next(), SeqCst);
+                    }
+                });
+            }
+            trap.arm().unwrap();
+            memory.file().read_at(0, &mut copy).unwrap();
+        });
+        let mut named = Vec::new();
+        trap.take(|page, _| named.push(page as usize * PAGE as usize)).unwrap();
+        for at in named {
+            memory.file().read_at(at as u64, &mut copy[at..at + PAGE as usize]).unwrap();
+        }
+        assert!(memory.as_slice() == copy, "round {round}");
+    }
+}
+
 /// Threads write all the time but for the instants at which pages are set down; what is copied behind them is what was there then.
 fn copies_among_writers(trapping: Trapping, rests: bool) {
     let mut memory = AreaMemory::new("copies", AREA).unwrap();

@@ -28,6 +28,7 @@ fn devices(note_bytes: u32) -> Vec<u8> {
     devices.extend([1, 0, 1, 0, 1]);
     devices.extend(note_bytes.to_be_bytes());
     devices.extend(NOTE_AT.to_be_bytes());
+    devices.extend(b"\x7e\0\0\0\x07");
     devices
 }
 
