@@ -3,7 +3,9 @@
 //! - [`values`]: the values. `--json` prints them and the HTTP interface carries them
 //! - [`service`]: what a keeper offers, as a trait
 //! - [`server`], [`client`]: the same over HTTP/1.1 on a Unix socket
+//! - `desk`: where a keeper turns requests into calls; `convert`: from what the rooms below know to these values
 //! - [`local`]: what needs no keeper: the store's history, who keeps what on this host, and starting a keeper
+//! - `keeping`: starting a keeper, finding one, being one
 //! - [`paths`]: where things are on this host
 //! - [`metrics`]: figures for Prometheus
 //! - [`housekeeping`]: removing, collecting, verifying and counting what is in a store

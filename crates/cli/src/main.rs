@@ -3,12 +3,12 @@
 //! - `args`: the command line as a whole, and options that hold for every command
 //! - `commands`: one file a command: its options, what it asks for, how the answer looks
 //! - `complete`: what the tab key offers
-//! - `pick`: which experiment is meant
+//! - `pick`: which experiment is meant; `instant`, `perturb`: instants, and what links are to do otherwise, as people write them
 //! - `interrupt`: Ctrl-C for what has something to clear away
 //! - `out`: answers and failures, as text or as JSON
 //! - `progress`: a bar for what takes more than a second
 //! - `draw`: pictures of figures over many checkpoints
-//! - `graph`, `table`, `text`: how trees, tables, sizes and times look
+//! - `graph`, `wires`, `table`, `text`: how trees, networks, tables, sizes and times look
 //!
 //! All figures come from `fermata-api` as plain values, which `--json` prints. It knows no store, no QEMU and no keeper but through that.
 

@@ -4,7 +4,7 @@
 //! - `topology`: the network that a specification describes
 //! - `plan`: a specification with all that depends on the host settled
 //! - [`host`]: store, run directory and golden images on this host
-//! - [`images`]: golden images by what is in them
+//! - [`images`]: golden images by what is in them; `boot`: the files that guests boot from, likewise
 //! - [`body`]: the machines that a run lives in
 //! - [`machine_body`]: one QEMU process with the servers of its disks
 //! - `network`: what the network and the machines have to know of each other

@@ -6,6 +6,7 @@
 //! - [`memory_file`]: guest RAM as a file on tmpfs
 //! - [`area_memory`]: memory of a program at an address of its own
 //! - [`traps`]: writes to such memory as signals (SIGSEGV); `emulate`: doing such a write elsewhere, by decoding it
+//! - `zeroed`: tables that a signal handler may use
 //! - [`behind`]: copying such memory behind the program, each page before it is written to
 //! - [`mapping`]: such a file mapped here, for trials and tests
 //! - [`trials`]: what else is done to memory, for tests: huge pages, and children that touch it

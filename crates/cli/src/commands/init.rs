@@ -29,7 +29,7 @@ pub struct Init {
 /// Change what opens an encrypted store
 ///
 /// The passphrase or the key file that opened it so far opens it no more. What is in the store is not written again: whoever has a copy of its file \"keys\" from before, and
-/// the secret from before, can open it still.
+/// the secret from before, can open it still. A new passphrase is that of $FERMATA_STORE_NEW_PASSPHRASE, or what is typed twice.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

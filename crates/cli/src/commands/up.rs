@@ -46,7 +46,7 @@ pub struct Up {
     #[arg(long, value_name = "auto|stop|precopy|cow")]
     capture: Option<CaptureMode>,
     /// Who tells which pages of memory were written; `fermata doctor` says what this host can do
-    #[arg(long, value_name = "auto|scan|userfault|compare|kvm-log|kvm-ring")]
+    #[arg(long, value_name = "auto|scan|userfault|compare|kvm-log")]
     tracker: Option<TrackerChoice>,
     /// Keep every page of memory, also those that are free in the guest: for comparing whole memories
     #[arg(long)]
