@@ -192,7 +192,7 @@ int fermata_receive(const fermata_messages *got, size_t which, void *into, size_
 
 /* Puts all messages together as one, in their order: `into` gets the first, `count` values of `size` bytes each; then, for each other message, `put_together` is called
  * with each of these and with what stands at the same place there. It changes the value: adds to it, or whatever is to be done. Fails, and leaves `into` as it was,
- * if a message has more or fewer bytes, or if there is none. */
+ * if a message has more or fewer bytes, if there is none, or if `into` is NULL. */
 int fermata_reduced(const fermata_messages *got, void *into, size_t count, size_t size,
                     void (*put_together)(void *value, const void *more));
 

@@ -549,7 +549,9 @@ fn rings_that_take_long_to_restore_hold_up_nobody() {
         a.start(bases);
         a
     });
+    let end = monotonic() + PATIENCE;
     while !lazy.asked.load(Ordering::Acquire) {
+        assert!(monotonic() < end, "nobody asks for its rings");
         thread::sleep(Duration::from_millis(1));
     }
     b.send(&all(2));

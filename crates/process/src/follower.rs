@@ -197,7 +197,8 @@ mod tests {
         let listener = UnixListener::bind(&socket).unwrap();
         let follower = Follower::connect(&socket, &area("forked")).unwrap();
         let (mut theirs, _) = listener.accept().unwrap();
-        theirs.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        // Shorter than between two beats, which would else be heard for ever.
+        theirs.set_read_timeout(Some(BEAT / 2)).unwrap();
         // The thread keeps its descriptor, as in a child.
         follower.abandon();
         theirs.read_to_end(&mut Vec::new()).unwrap();

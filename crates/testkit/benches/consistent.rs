@@ -147,6 +147,17 @@ impl Measured {
         [&self.without, &self.ways[way]].map(|way| quantile(&way.worked, 0.5))
     }
 
+    /// What a checkpoint took of the processors, s.
+    fn each(&self) -> f64 {
+        let [without, with] = self.worked(0);
+        (with - without) / self.count(0).max(1.0)
+    }
+
+    /// How much more processors' time it would be at the paper's interval, %.
+    fn at_papers_interval(&self) -> f64 {
+        self.each() / (self.worked(0)[0] / self.alone() * PAPERS_INTERVAL_S) * 100.0
+    }
+
     /// How many checkpoints there were in the last run.
     fn count(&self, way: usize) -> f64 {
         self.ways[way].last.as_ref().map_or(0, |outcome| outcome.checkpoints.len()) as f64
@@ -170,6 +181,10 @@ fn tell(report: &mut Report, measured: &[Measured], ranks: usize, marked: bool) 
     let mark = |value: f64, most: f64, words| if marked { (words, value < most) } else { ("reported", true) };
     report.mark(&format!("{ranks} ranks: overhead of processors' time, mean"), mean, "%", None, mark(mean, MEAN_AT_MOST, "under 1 %"));
     report.mark(&format!("{ranks} ranks: overhead of processors' time, worst"), worst, "%", None, mark(worst, WORST_AT_MOST, "under 3 %"));
+    let at_papers: Vec<_> = measured.iter().map(Measured::at_papers_interval).collect();
+    let (mean, worst) = (at_papers.iter().sum::<f64>() / at_papers.len().max(1) as f64, at_papers.iter().copied().fold(f64::MIN, f64::max));
+    report.tell(&format!("{ranks} ranks: the same if there were one every 2 min, mean"), mean, "%", None);
+    report.tell(&format!("{ranks} ranks: the same if there were one every 2 min, worst"), worst, "%", None);
     tables(report, measured, ranks);
 }
 
@@ -197,9 +212,8 @@ fn tables(report: &mut Report, measured: &[Measured], ranks: usize) {
         &["interval (s)", "without (s)", "with (s)", "%", "for a checkpoint (ms)", "% if every 2 min"],
         &|program| {
             let [without, with] = program.worked(0);
-            let each = (with - without) / program.count(0).max(1.0);
-            let share = each / (without / program.alone() * PAPERS_INTERVAL_S);
-            vec![program.every.as_secs_f64(), without, with, (with / without - 1.0) * 100.0, each * 1e3, share * 100.0]
+            let each = program.each() * 1e3;
+            vec![program.every.as_secs_f64(), without, with, (with / without - 1.0) * 100.0, each, program.at_papers_interval()]
         },
     );
     table("3", "of a checkpoint", &["written (MB)", "elapsed (ms)", "copies on write of a rank", "blocked (ms)"], &|program| {

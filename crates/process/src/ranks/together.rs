@@ -320,7 +320,10 @@ impl Leader<'_, '_> {
     fn aborted(&mut self, ccn: Ccn, why: Option<Aborting>) {
         let (again, why) = match why {
             Some(Aborting::Missed(rank)) if self.aim.is_none() => (false, format!("rank {rank}: {TOO_LARGE}")),
-            Some(Aborting::Missed(rank)) => (self.missed(), format!("rank {rank} did not come to the call at which it was to be captured")),
+            Some(Aborting::Missed(rank)) => {
+                let why = "did not come to the call at which it was to be captured, or printed that it has more messages than can be saved";
+                (self.missed(), format!("rank {rank} {why}"))
+            }
             Some(Aborting::Failed(why)) => (false, why),
             None => (false, "it did not become whole".to_owned()),
         };
