@@ -545,7 +545,11 @@ fn check(path: &Path) -> Result<()> {
         Err(Fault::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(Fault::Io(error)) => Err(Error::io("read", &file)(error)),
         Err(Fault::Version(version)) => Err(Error::Unsupported { path: file, what: format!("version {version} of LMDB's format") }),
-        Err(Fault::Damaged(at, detail)) => Err(Error::corrupt(&file, at, "the structure of the index", detail)),
+        Err(Fault::Damaged(at, detail)) => {
+            // It may have rotted without a trace since it was found whole.
+            checked::forget(path);
+            Err(Error::corrupt(&file, at, "the structure of the index", detail))
+        }
     }
 }
 

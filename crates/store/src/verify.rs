@@ -73,7 +73,7 @@ pub struct Report {
     pub objects: u64,
     /// Entries of the index compared with the packs.
     pub entries: u64,
-    /// Files of packs that nothing names. They do no harm; a collection removes them.
+    /// Files of packs that nothing names. They do no harm; a collection removes those that it can read.
     pub orphans: u64,
     /// Golden images that were not looked at, since nobody has them open here.
     pub images_unchecked: Vec<ImageId>,

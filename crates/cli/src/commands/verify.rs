@@ -71,7 +71,10 @@ fn text(verified: &Verified, quick: bool, style: &Style) -> String {
         lines += &format!("{} of an older version, without a checksum\n", text::several(verified.packs_unguarded, "pack"));
     }
     if verified.orphans > 0 {
-        lines += &format!("{} that nothing names; `fermata gc` removes that\n", text::several(verified.orphans, "pack"));
+        lines += &format!(
+            "{} that nothing names; `fermata gc` removes that, unless it cannot be read\n",
+            text::several(verified.orphans, "pack")
+        );
     }
     lines
 }

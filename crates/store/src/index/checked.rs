@@ -42,6 +42,11 @@ pub(super) fn remember(index: &Path, state: Option<String>, at: Option<u64>) {
     let _ = file.and_then(|file| file.write_all_at(said.as_bytes(), 0));
 }
 
+/// From now on whoever opens it looks.
+pub(super) fn forget(index: &Path) {
+    let _ = fs::remove_file(index.join(FILE));
+}
+
 pub(super) fn now() -> Option<u64> {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok().map(|since| since.as_secs())
 }
@@ -91,9 +96,13 @@ mod tests {
         file.write_all_at(&[0xff; 24], 0).unwrap();
         file.write_all_at(&[0xff; 24], 4096).unwrap();
         assert_eq!(at(&index), None);
+        // Nor is damage that left no trace passed over once somebody has found it.
+        remember(&index, state(&index), now());
+        assert!(at(&index).is_some());
         let is_damage = |error: &Error| matches!(error, Error::Corrupt { .. }) && error.to_string().contains("rebuild");
         assert!(whole.verify(&VerifyOptions::default(), &mut |_, _| {}).is_err_and(|error| is_damage(&error)));
         drop(whole);
+        assert_eq!(at(&index), None);
         assert!(open(&path).is_err_and(|error| is_damage(&error)));
     }
 }

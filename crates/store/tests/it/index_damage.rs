@@ -87,6 +87,12 @@ fn read_all(path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Puts other bytes into an index, which nobody takes for what was checked: so soon after a commit the clock of the file system may not have gone on.
+fn put(file: &Path, bytes: &[u8]) {
+    std::fs::write(file, bytes).unwrap();
+    let _ = std::fs::remove_file(file.with_file_name("checked"));
+}
+
 #[test]
 fn child() {
     let Some(path) = std::env::var_os(STORE).map(PathBuf::from) else { return };
@@ -96,9 +102,7 @@ fn child() {
     let packs: Vec<_> = std::fs::read_to_string(path.with_file_name("packs")).unwrap().lines().map(PathBuf::from).collect();
     for line in std::io::stdin().lines() {
         let at: u64 = line.unwrap().parse().unwrap();
-        std::fs::write(&file, &original).unwrap();
-        // So soon after a commit the clock of the file system may not have gone on.
-        let _ = std::fs::remove_file(path.join("index/checked"));
+        put(&file, &original);
         files(&path.join("packs")).into_iter().filter(|pack| !packs.contains(pack)).for_each(|pack| std::fs::remove_file(pack).unwrap());
         let index = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
         index.write_all_at(&[original[at as usize / 8] ^ 1 << (at % 8)], at / 8).unwrap();
@@ -205,7 +209,7 @@ fn an_index_cut_short_or_foreign_is_refused_with_the_way_out_and_built_again() {
     let file = path.join("index/data.mdb");
     let original = std::fs::read(&file).unwrap();
     let open = |bytes: &[u8]| {
-        std::fs::write(&file, bytes).unwrap();
+        put(&file, bytes);
         open(&path).map(drop)
     };
     let mut short = 0;
@@ -227,7 +231,7 @@ fn an_index_cut_short_or_foreign_is_refused_with_the_way_out_and_built_again() {
     for at in (0..original.len()).step_by(4096) {
         let mut holed = original.clone();
         holed[at..at + 4096].fill(0);
-        std::fs::write(&file, &holed).unwrap();
+        put(&file, &holed);
         match crate::common::open(&path) {
             Ok(store) => unused += store.records().map_or(0, |records| usize::from(records.len() == 4)),
             Err(error) => refused += usize::from(error.to_string().contains("fermata rebuild")),
@@ -249,7 +253,7 @@ fn a_rebuild_takes_tags_out_of_an_index_that_is_damaged_elsewhere() {
     for at in (2 * 4096..original.len()).step_by(4096) {
         let mut holed = original.clone();
         holed[at..at + 4096].fill(0);
-        std::fs::write(&file, &holed).unwrap();
+        put(&file, &holed);
         if open(&path).is_ok() {
             continue;
         }

@@ -21,13 +21,17 @@ fn guest_note() -> Vec<u8> {
 }
 
 fn devices(note_bytes: u32) -> Vec<u8> {
+    devices_with(note_bytes, NOTE_AT)
+}
+
+fn devices_with(note_bytes: u32, note_at: u64) -> Vec<u8> {
     let mut devices = b"QEVM\0\0\0\x03".to_vec();
     devices.extend(section(0, 12));
     devices.extend(section(1, 12));
     devices.extend(b"\x04\0\0\0\x07\x0avmcoreinfo\0\0\0\0\0\0\0\x01");
     devices.extend([1, 0, 1, 0, 1]);
     devices.extend(note_bytes.to_be_bytes());
-    devices.extend(NOTE_AT.to_be_bytes());
+    devices.extend(note_at.to_be_bytes());
     devices.extend(b"\x7e\0\0\0\x07");
     devices
 }
@@ -177,7 +181,7 @@ fn without_a_note_the_memory_is_there_all_the_same() {
     assert!(why(&devices(20)).contains("something else"), "it is longer");
     assert!(why(&devices(5)).contains("5 bytes"));
     assert!(why(&devices(u32::MAX)).contains("4294967295 bytes"));
-    let nowhere: Vec<_> = devices(100).iter().rev().skip(8).rev().copied().chain((7 * GIB).to_be_bytes()).collect();
+    let nowhere = devices_with(100, 7 * GIB);
     assert!(why(&nowhere).contains("0x1c0000000"));
     assert_eq!(core(&nowhere).told().processors, 2);
     let state = machine(&store, GIB, &[7], &devices(100), &[]);
