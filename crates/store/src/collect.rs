@@ -347,17 +347,21 @@ impl<'a> Collection<'a> {
     fn unnamed(&mut self) -> Result<Vec<(PathBuf, PackId)>> {
         let (index, shelf) = (&self.store.0.index, self.store.0.shelf());
         let mut unnamed = Vec::new();
-        for (path, id) in shelf.list()? {
-            if index.has(&*index.read()?, &index.pack_numbers, id.as_bytes())? {
-                continue;
-            }
-            match rebuild::read(&shelf, &id) {
-                Ok(_) => unnamed.push((path, id)),
-                // Whoever failed to commit it has just removed it.
-                Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => self.told.damaged.push(error.to_string()),
-            }
+        let files = shelf.list()?;
+        let read = index.read()?;
+        for (path, id) in files {
+            unnamed.extend((!index.has(&read, &index.pack_numbers, id.as_bytes())?).then_some((path, id)));
         }
+        drop(read);
+        unnamed.retain(|(_, id)| match rebuild::read(&shelf, id) {
+            Ok(_) => true,
+            // Whoever failed to commit it has just removed it.
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => false,
+            Err(error) => {
+                self.told.damaged.push(error.to_string());
+                false
+            }
+        });
         Ok(unnamed)
     }
 

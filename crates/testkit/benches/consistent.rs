@@ -177,12 +177,14 @@ fn tell(report: &mut Report, measured: &[Measured], ranks: usize, marked: bool) 
         report.tell(&format!("{ranks} ranks: {} with checkpoints, processors' time", program.name), *overhead, "%", None);
         report.tell(&format!("{ranks} ranks: {} with checkpoints, running time", program.name), program.overhead(0), "%", None);
     }
-    let (mean, worst) = (overheads.iter().sum::<f64>() / overheads.len().max(1) as f64, overheads.iter().copied().fold(f64::MIN, f64::max));
+    let of_all =
+        |values: &[f64]| (values.iter().sum::<f64>() / values.len().max(1) as f64, values.iter().copied().fold(f64::MIN, f64::max));
+    let (mean, worst) = of_all(&overheads);
     let mark = |value: f64, most: f64, words| if marked { (words, value < most) } else { ("reported", true) };
     report.mark(&format!("{ranks} ranks: overhead of processors' time, mean"), mean, "%", None, mark(mean, MEAN_AT_MOST, "under 1 %"));
     report.mark(&format!("{ranks} ranks: overhead of processors' time, worst"), worst, "%", None, mark(worst, WORST_AT_MOST, "under 3 %"));
     let at_papers: Vec<_> = measured.iter().map(Measured::at_papers_interval).collect();
-    let (mean, worst) = (at_papers.iter().sum::<f64>() / at_papers.len().max(1) as f64, at_papers.iter().copied().fold(f64::MIN, f64::max));
+    let (mean, worst) = of_all(&at_papers);
     report.tell(&format!("{ranks} ranks: the same if there were one every 2 min, mean"), mean, "%", None);
     report.tell(&format!("{ranks} ranks: the same if there were one every 2 min, worst"), worst, "%", None);
     tables(report, measured, ranks);

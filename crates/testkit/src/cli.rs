@@ -216,7 +216,7 @@ impl Cli {
     /// What the console of a run's machine printed since its QEMU began.
     #[track_caller]
     pub fn console(&self, run: &str) -> String {
-        let line = fs::read(format!("/proc/{}/cmdline", count(&self.machine(run)["pid"]))).unwrap_or_default();
+        let line = command_line(count(&self.machine(run)["pid"]));
         let line = String::from_utf8_lossy(&line).into_owned();
         let path = line.split(',').find_map(|option| option.strip_prefix("logfile=")).unwrap_or_default();
         fs::read_to_string(path).unwrap_or_default()
@@ -226,7 +226,7 @@ impl Cli {
     pub fn processes(&self) -> Vec<u64> {
         let roots = [self.run_root.as_path(), self.path()].map(|root| root.as_os_str().as_bytes());
         let ours = |pid: &u64| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = command_line(*pid);
             roots.iter().any(|root| line.windows(root.len()).any(|window| window == *root))
         };
         let entries = fs::read_dir("/proc").expect("/proc").flatten();
@@ -263,6 +263,11 @@ pub fn program() -> PathBuf {
     let path = env::var_os("FERMATA_BIN").map(PathBuf::from).or_else(beside).expect("the test has a path");
     assert!(path.exists(), "{} is missing: build fermata-cli, or set FERMATA_BIN", path.display());
     path
+}
+
+/// The words of a process, each with a NUL behind it; none of one that is gone.
+pub fn command_line(pid: u64) -> Vec<u8> {
+    fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()
 }
 
 /// Kills a process, as the kernel does when memory is short.

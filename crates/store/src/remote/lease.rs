@@ -6,6 +6,7 @@ use fermata_types::{PackId, id::hex};
 use std::{
     collections::{BTreeSet, HashSet},
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
     time::Duration,
 };
 
@@ -58,8 +59,20 @@ impl<'a> Lease<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Does something under a lease that gives signs of life from the beginning: on a slow line it takes minutes to learn what is there.
+    pub fn during<T>(remote: &dyn Remote, work: impl FnOnce(&Lease<'_>) -> Result<T>) -> Result<T> {
+        let lease = Lease::take(remote)?;
+        thread::scope(|scope| {
+            scope.spawn(|| lease.beat());
+            let done = work(&lease);
+            lease.end_beats();
+            // Whatever failed, that somebody took it for dead is the cause.
+            done.map_err(|error| lease.check().err().filter(|_| lease.is_lost()).unwrap_or(error))
+        })
+    }
+
     /// Gives signs of life until it is over.
-    pub fn beat(&self) {
+    fn beat(&self) {
         let mut state = self.lock();
         loop {
             state = self.changed.wait_timeout_while(state, BEAT_EVERY, |state| !state.is_over).unwrap_or_else(PoisonError::into_inner).0;
@@ -90,7 +103,7 @@ impl<'a> Lease<'a> {
         }
     }
 
-    pub fn end_beats(&self) {
+    fn end_beats(&self) {
         self.lock().is_over = true;
         self.changed.notify_all();
     }

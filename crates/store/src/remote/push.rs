@@ -103,60 +103,42 @@ impl Store {
         progress: &mut dyn FnMut(CopyStage, Progress),
     ) -> Result<Pushed> {
         identity::settle(remote, options.identity.as_deref())?;
-        let lease = Lease::take(remote)?;
-        thread::scope(|scope| {
-            // From now on: on a slow line it takes minutes to learn what is there.
-            scope.spawn(|| lease.beat());
-            let sent = self.send_under(&lease, remote, ids, options, repair, progress);
-            lease.end_beats();
-            // Whatever failed, that somebody took it for dead is the cause.
-            sent.map_err(|error| lease.check().err().filter(|_| lease.is_lost()).unwrap_or(error))
-        })
-    }
-
-    fn send_under(
-        &self,
-        lease: &Lease<'_>,
-        remote: &dyn Remote,
-        ids: &[CheckpointId],
-        options: &PushOptions,
-        repair: bool,
-        progress: &mut dyn FnMut(CopyStage, Progress),
-    ) -> Result<Pushed> {
-        let going = Going::look(remote)?;
-        let (mut records, gone) = self.still_here(ids)?;
-        // Those of checkpoints that are there already, too: they may have been sent without.
-        let mut images: BTreeSet<_> =
-            records.iter().filter(|_| options.images).flat_map(|(_, record)| record.images.iter().copied()).collect();
-        let mut shown = BTreeSet::new();
-        if !images.is_empty() {
-            shown = staying_images(remote, &going)?;
-            images.retain(|image| if repair { self.open_image(image).is_some() } else { !shown.contains(image) });
-        }
-        let experiments: HashSet<_> = records.iter().map(|(_, record)| record.experiment.clone()).collect();
-        let mut known = HashSet::new();
-        for experiment in experiments {
-            known.extend(checkpoints_on(remote, &experiment)?);
-        }
-        records.retain(|(id, _)| repair || !known.contains(id));
-        if records.is_empty() && images.is_empty() {
-            return Ok(Pushed { gone, ..Pushed::default() });
-        }
-        let jobs = options.jobs.max(1);
-        let catalog = Catalog::read(self, remote, jobs, &going, repair, &mut |at| progress(CopyStage::Look, at))?;
-        let through = repair.then(HashSet::new);
-        let mut plan = Plan { store: self, there: catalog.staying().copied().collect(), fresh: HashSet::new(), through };
-        drop(catalog);
-        let uploads = Uploads::new(remote, jobs);
-        thread::scope(|scope| {
-            for _ in 0..jobs {
-                scope.spawn(|| uploads.serve());
+        Lease::during(remote, |lease| {
+            let going = Going::look(remote)?;
+            let (mut records, gone) = self.still_here(ids)?;
+            // Those of checkpoints that are there already, too: they may have been sent without.
+            let mut images: BTreeSet<_> =
+                records.iter().filter(|_| options.images).flat_map(|(_, record)| record.images.iter().copied()).collect();
+            let mut shown = BTreeSet::new();
+            if !images.is_empty() {
+                shown = staying_images(remote, &going)?;
+                images.retain(|image| if repair { self.open_image(image).is_some() } else { !shown.contains(image) });
             }
-            let mut push = Push::new(self, remote, &uploads, Some(lease), known);
-            (push.told.gone, push.shown) = (gone, shown);
-            let sent = push.all(&mut plan, &images, &records, progress);
-            uploads.close();
-            sent.map(|()| push.told)
+            let experiments: HashSet<_> = records.iter().map(|(_, record)| record.experiment.clone()).collect();
+            let mut known = HashSet::new();
+            for experiment in experiments {
+                known.extend(checkpoints_on(remote, &experiment)?);
+            }
+            records.retain(|(id, _)| repair || !known.contains(id));
+            if records.is_empty() && images.is_empty() {
+                return Ok(Pushed { gone, ..Pushed::default() });
+            }
+            let jobs = options.jobs.max(1);
+            let catalog = Catalog::read(self, remote, jobs, &going, repair, &mut |at| progress(CopyStage::Look, at))?;
+            let through = repair.then(HashSet::new);
+            let mut plan = Plan { store: self, there: catalog.staying().copied().collect(), fresh: HashSet::new(), through };
+            drop(catalog);
+            let uploads = Uploads::new(remote, jobs);
+            thread::scope(|scope| {
+                for _ in 0..jobs {
+                    scope.spawn(|| uploads.serve());
+                }
+                let mut push = Push::new(self, remote, &uploads, Some(lease), known);
+                (push.told.gone, push.shown) = (gone, shown);
+                let sent = push.all(&mut plan, &images, &records, progress);
+                uploads.close();
+                sent.map(|()| push.told)
+            })
         })
     }
 

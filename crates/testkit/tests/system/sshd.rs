@@ -2,7 +2,7 @@
 
 use fermata_testkit::{
     Cli,
-    cli::{array, await_that, count, end, kill, program},
+    cli::{array, await_that, command_line, count, end, kill, program},
     guests,
 };
 use serde_json::Value;
@@ -118,7 +118,7 @@ fn words(cli: &Cli, options: &[&str]) -> Vec<String> {
 /// The ranks that run, on whatever host.
 fn ranks(cli: &Cli) -> Vec<u64> {
     let program = cli.path().join("grid");
-    let is_rank = |pid: &u64| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(program.as_os_str().as_bytes()));
+    let is_rank = |pid: &u64| command_line(*pid).starts_with(program.as_os_str().as_bytes());
     cli.processes().into_iter().filter(is_rank).collect()
 }
 

@@ -87,10 +87,7 @@ impl Scene {
         println!("{victim:?} {delay} ms into {errand:?}");
         let mut child = self.cli.command(errand).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
         thread::sleep(Duration::from_millis(delay));
-        let is_keeper = |pid: &u64| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            line.split(|byte| *byte == 0).nth(1) == Some(b"keeper".as_slice())
-        };
+        let is_keeper = |pid: &u64| cli::command_line(*pid).split(|byte| *byte == 0).nth(1) == Some(b"keeper".as_slice());
         let (keepers, machines): (Vec<u64>, Vec<u64>) = self.cli.processes().into_iter().partition(is_keeper);
         match victim {
             Victim::Keeper => keepers.iter().copied().for_each(cli::kill),

@@ -178,8 +178,7 @@ fn a_prune_may_fail_at_any_step() {
     let from = store(here.path());
     let ids = history(&from, 4);
     for steps in 0.. {
-        let place = Place::new();
-        ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+        let place = place_with(&from, &ids);
         place.fail_after(Some(steps));
         let pruned = prune(&from, &place, &ids[..2]);
         place.fail_after(None);
@@ -229,8 +228,7 @@ fn somebody_may_push_at_any_step_of_a_prune() {
     let more = fork(&from, ids[1]);
     let other = store(elsewhere.path());
     for steps in 0.. {
-        let place = Arc::new(Place::new());
-        ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+        let place = Arc::new(place_with(&from, &ids));
         let pushed = Arc::new(Mutex::new(None));
         {
             let (from, there, pushed) = (from.clone(), place.clone(), pushed.clone());
@@ -261,8 +259,7 @@ fn what_is_removed_may_be_pushed_again_at_any_step_of_that() {
     let other = store(elsewhere.path());
     let mut back = 0;
     for steps in 0.. {
-        let place = Arc::new(Place::new());
-        ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+        let place = Arc::new(place_with(&from, &ids));
         let (again, there, all) = (from.clone(), place.clone(), ids.clone());
         place.after(steps, move || _ = push(&again, &there, &all).unwrap());
         let pruned = prune(&other, &place, &ids[..2]);
@@ -298,8 +295,7 @@ fn a_tag_may_be_set_at_any_step_of_a_prune() {
     let other = store(elsewhere.path());
     let (mut kept, mut refused, mut gone) = (0, 0, 0);
     for steps in 0.. {
-        let place = Arc::new(Place::new());
-        ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+        let place = Arc::new(place_with(&from, &ids));
         let came = Arc::new(Mutex::new(None));
         let (setter, there, id, result) = (from.clone(), place.clone(), ids[0], came.clone());
         place.after(steps, move || *result.lock().unwrap() = Some(set_tag(&setter, &there, &id)));
@@ -331,8 +327,7 @@ fn somebody_may_prune_at_any_step_of_setting_a_tag() {
     let ids = history(&from, 3);
     let mut gone = 0;
     for steps in 0.. {
-        let place = Arc::new(Place::new());
-        ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+        let place = Arc::new(place_with(&from, &ids));
         let (other, there, all) = (store(elsewhere.path()), place.clone(), ids[..2].to_vec());
         // It is refused if the tag is there already.
         place.after(steps, move || _ = prune(&other, &there, &all));
@@ -354,6 +349,13 @@ fn somebody_may_prune_at_any_step_of_setting_a_tag() {
     }
 }
 
+/// A remote to which checkpoints were sent one by one.
+fn place_with(from: &Store, ids: &[CheckpointId]) -> Place {
+    let place = Place::new();
+    ids.iter().for_each(|id| _ = push(from, &place, &[*id]).unwrap());
+    place
+}
+
 /// Looks so soon that whoever stands still meanwhile is taken for dead.
 fn impatient(gone: &[CheckpointId]) -> PruneOptions {
     PruneOptions { looks: 3, look_every: Duration::from_millis(1), ..options(gone) }
@@ -368,8 +370,7 @@ fn a_removal_goes_on_without_a_push_that_died() {
     let more = fork(&from, ids[1]);
     let mut left = 0;
     for steps in 0.. {
-        let place = Place::new();
-        ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+        let place = place_with(&from, &ids);
         place.fail_after(Some(steps));
         let pushed = push(&from, &place, &[more]);
         place.fail_after(None);
@@ -407,8 +408,7 @@ fn prune_at_any_step_of_a_push(how: fn(&[CheckpointId]) -> PruneOptions) {
     let more = fork(&from, ids[1]);
     let mut refused = 0;
     for steps in 0.. {
-        let place = Arc::new(Place::new());
-        ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+        let place = Arc::new(place_with(&from, &ids));
         let done = Arc::new(Mutex::new(false));
         {
             let (other, gone, there, done) = (store(elsewhere.path()), ids[..2].to_vec(), place.clone(), done.clone());
@@ -446,8 +446,7 @@ fn a_push_taken_for_dead_takes_back_what_it_failed_to_show() {
     let more = fork(&from, ids[1]);
     let mut failed = 0;
     for steps in 0.. {
-        let place = Arc::new(Place::new());
-        ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+        let place = Arc::new(place_with(&from, &ids));
         let (other, there, gone) = (store(elsewhere.path()), place.clone(), ids[..2].to_vec());
         place.after(steps, move || {
             prune(&other, &there, &gone).unwrap();
@@ -472,8 +471,7 @@ fn a_push_under_way_is_waited_for() {
     let from = store(here.path());
     let ids = history(&from, 3);
     let more = fork(&from, ids[1]);
-    let place = Arc::new(Place::new());
-    ids.iter().for_each(|id| _ = push(&from, &place, &[*id]).unwrap());
+    let place = Arc::new(place_with(&from, &ids));
     let pruning = Arc::new(Mutex::new(None));
     {
         let (other, gone, there, pruning) = (store(elsewhere.path()), ids[..2].to_vec(), place.clone(), pruning.clone());
