@@ -200,7 +200,9 @@ impl Journey {
             return Err(output);
         }
         let said = String::from_utf8_lossy(&output.stdout);
-        assert!(host || output.status.code() == Some(1) && said.contains("error") && said.contains("store-"), "{}", self.what_was(&output));
+        // On a host that is very busy it may not even have read yet which remotes there are.
+        let told = said.contains("error") && (said.contains("store-") || said.contains("there is no remote"));
+        assert!(host || output.status.code() == Some(1) && told, "{}", self.what_was(&output));
         self.stores += 1;
         let backup = self.backup();
         let cloned = self.fermata(&["clone", backup.to_str().unwrap(), "--name", "nas"]).output().unwrap();

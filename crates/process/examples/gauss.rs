@@ -1,4 +1,4 @@
-//! Solves a dense system of linear equations by Gaussian elimination with partial pivoting: `fermata run-ranks -n 16 gauss 1024`.
+//! Solves a dense system of linear equations by Gaussian elimination with partial pivoting: `fermata run-ranks -n 16 gauss 1024`, or several, one after the other: `gauss 1024 10`.
 //!
 //! Columns are dealt out to the ranks in turn. Whoever has the pivot column of an iteration sends it to all. The solution is known beforehand and is compared.
 
@@ -11,6 +11,9 @@ const BACK: u32 = 1 << 24;
 struct Gauss {
     here: Here,
     n: usize,
+    /// Systems to be solved, and those that were.
+    systems: u64,
+    solved: &'static mut u64,
     /// Iterations of the elimination, and then those of the back substitution.
     iteration: &'static mut u64,
     /// The columns of this rank, one after the other; the right-hand side is column `n`.
@@ -19,8 +22,8 @@ struct Gauss {
     solution: &'static mut [f64],
 }
 
-fn coefficient(row: usize, column: usize) -> f64 {
-    let mut mixed = (row as u64 * 0x1_0000 + column as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+fn coefficient(system: u64, row: usize, column: usize) -> f64 {
+    let mut mixed = ((system << 40) + row as u64 * 0x1_0000 + column as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 40;
     mixed as f64 / (1u64 << 24) as f64 - 0.5
@@ -31,9 +34,10 @@ fn expected(row: usize) -> f64 {
 }
 
 impl Gauss {
-    fn new(layout: &mut Layout, here: Here, n: usize) -> io::Result<Self> {
+    fn new(layout: &mut Layout, here: Here, n: usize, systems: u64) -> io::Result<Self> {
         let count = (0..=n).filter(|column| column % here.ranks == here.rank).count();
-        Ok(Self { here, n, iteration: layout.one()?, columns: layout.many(count * n)?, solution: layout.many(n)? })
+        let (solved, iteration) = (layout.one()?, layout.one()?);
+        Ok(Self { here, n, systems, solved, iteration, columns: layout.many(count * n)?, solution: layout.many(n)? })
     }
 
     fn owner(&self, column: usize) -> usize {
@@ -87,13 +91,29 @@ impl Gauss {
     }
 }
 
+impl Gauss {
+    /// The next system, if there is one; those who wait for the solution of this one hear of the next meanwhile.
+    fn solved(&mut self, ranks: &mut Ranks<'_>, answer: String) -> Next {
+        *self.solved += 1;
+        if *self.solved == self.systems {
+            return Next::Done(answer);
+        }
+        *self.iteration = 0;
+        self.begin(ranks);
+        Next::Step
+    }
+}
+
 impl Program for Gauss {
     fn begin(&mut self, ranks: &mut Ranks<'_>) {
-        let n = self.n;
+        let (n, system) = (self.n, *self.solved);
         for column in (0..=n).filter(|column| column % self.here.ranks == self.here.rank) {
             let values = &mut self.columns[column / self.here.ranks * n..][..n];
             for (row, value) in values.iter_mut().enumerate() {
-                *value = if column < n { coefficient(row, column) } else { (0..n).map(|at| coefficient(row, at) * expected(at)).sum() };
+                *value = match column < n {
+                    true => coefficient(system, row, column),
+                    false => (0..n).map(|at| coefficient(system, row, at) * expected(at)).sum(),
+                };
             }
         }
         if self.is_mine(0) {
@@ -122,7 +142,7 @@ impl Program for Gauss {
         }
         if iteration == n {
             (0..n).rev().for_each(|k| self.send_back(k, ranks));
-            return if self.is_mine(n) { Next::Step } else { Next::Done(String::new()) };
+            return if self.is_mine(n) { Next::Step } else { self.solved(ranks, String::new()) };
         }
         let k = 2 * n - iteration;
         self.substitute(k, &got.values::<f64>(0));
@@ -131,7 +151,7 @@ impl Program for Gauss {
         }
         let error = self.solution.iter().enumerate().map(|(row, value)| (value - expected(row)).abs()).fold(0.0, f64::max);
         if error < 1e-5 {
-            Next::Done(format!("{n} equations solved, right to {error:.1e}"))
+            self.solved(ranks, format!("{n} equations solved, right to {error:.1e}"))
         } else {
             Next::Failed(format!("an unknown is wrong by {error}"))
         }
@@ -140,8 +160,8 @@ impl Program for Gauss {
 
 /// What each rank runs, with these arguments.
 pub fn program(args: &[usize]) -> ExitCode {
-    let n = args.first().copied().unwrap_or(1024).max(1);
-    ranks::run(|layout, here| Gauss::new(layout, here, n))
+    let (n, systems) = (args.first().copied().unwrap_or(1024).max(1), args.get(1).copied().unwrap_or(1).max(1));
+    ranks::run(|layout, here| Gauss::new(layout, here, n, systems as u64))
 }
 
 #[allow(dead_code)]

@@ -18,6 +18,7 @@
 //! Within a rank:
 //!
 //! - `area`: the memory that is captured, copied when it is written to before it was saved
+//! - `around`: which pages it is about to write to
 //! - `runtime`: the threads around the program
 //! - `side`: its side of either protocol
 //! - [`mpi`]: the same for a program of MPI, which is no program of steps
@@ -28,6 +29,7 @@
 
 mod apart;
 mod area;
+mod around;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 pub mod host;

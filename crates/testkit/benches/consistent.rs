@@ -1,7 +1,8 @@
 //! Programs of several ranks with consistent checkpoints and without: the tables of Elnozahy, Johnson and Zwaenepoel 1992.
 //!
-//! `--ranks N` measures with so many ranks only, `--trials N` as often; `--only PROGRAM` that program. `--short` measures each program once, with as
-//! many ranks as there are cores.
+//! It has two parts, which may be named: `marks`, programs that take a minute each, and a checkpoint every quarter of it; and `tables`, the same programs
+//! over some seconds in every way of taking checkpoints. `--ranks N` measures with so many ranks only, `--trials N` as often; `--only PROGRAM` that
+//! program. `--short` measures the tables, each program once, with as many ranks as there are cores.
 
 use fermata_api::ranks::{Mode, Options, Outcome, Taken};
 use fermata_linux::clock::Stopwatch;
@@ -38,16 +39,25 @@ const WORST_AT_MOST: f64 = 3.0;
 
 type Entry = fn(&[usize]) -> ExitCode;
 
-/// Of the paper's sizes or more, so that each takes some ten seconds on two processors.
-const PROGRAMS: [(&str, Entry, &[usize]); 8] = [
-    ("fft", fft::program, &[1 << 20, 24]),
-    ("gauss", gauss::program, &[4000]),
-    ("grid", grid::program, &[2048, 1500]),
-    ("matmult", matmult::program, &[2400]),
-    ("nqueens", nqueens::program, &[16]),
-    ("prime", prime::program, &[46]),
-    ("sparse", sparse::program, &[48000, 4500]),
-    ("tsp", tsp::program, &[17]),
+/// A program of the paper, with its sizes there or larger ones.
+struct Sized {
+    name: &'static str,
+    program: Entry,
+    /// So that it takes some ten seconds on two processors.
+    tables: &'static [usize],
+    /// So that it takes some sixty seconds; `nqueens`, `prime` and `tsp`, which have next to nothing to save, are not much longer.
+    marks: &'static [usize],
+}
+
+const PROGRAMS: [Sized; 8] = [
+    Sized { name: "fft", program: fft::program, tables: &[1 << 20, 24], marks: &[1 << 20, 280] },
+    Sized { name: "gauss", program: gauss::program, tables: &[4000], marks: &[4000, 8] },
+    Sized { name: "grid", program: grid::program, tables: &[2048, 1500], marks: &[2048, 8000] },
+    Sized { name: "matmult", program: matmult::program, tables: &[2400], marks: &[5400] },
+    Sized { name: "nqueens", program: nqueens::program, tables: &[16], marks: &[17] },
+    Sized { name: "prime", program: prime::program, tables: &[46], marks: &[46] },
+    Sized { name: "sparse", program: sparse::program, tables: &[48000, 4500], marks: &[48000, 65000] },
+    Sized { name: "tsp", program: tsp::program, tables: &[17], marks: &[17] },
 ];
 
 /// What the paper calls incremental and copy on write is the first.
@@ -67,26 +77,72 @@ struct Measured {
     name: &'static str,
     every: Duration,
     without: Way,
-    ways: [Way; WAYS.len()],
+    /// In the order of [`WAYS`], which need not all be there.
+    ways: Vec<Way>,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Marks,
+    Tables,
+}
+
+impl Part {
+    const ALL: [(&'static str, Self); 2] = [("marks", Self::Marks), ("tables", Self::Tables)];
+
+    fn ways(self) -> &'static [Mode] {
+        match self {
+            Self::Marks => &WAYS[..1],
+            Self::Tables => &WAYS,
+        }
+    }
+
+    /// The argument that makes this bench a rank of a program.
+    fn word(self, name: &str) -> String {
+        format!("{name} {self:?}")
+    }
+
+    fn args(self, sized: &Sized) -> &'static [usize] {
+        match self {
+            Self::Marks => sized.marks,
+            Self::Tables => sized.tables,
+        }
+    }
 }
 
 fn main() -> ExitCode {
-    if let Ok(name) = env::var(PROGRAM) {
-        let (_, program, args) = PROGRAMS.iter().find(|(program, ..)| *program == name).expect("one of the programs");
+    if let Ok(word) = env::var(PROGRAM) {
+        let mut all = PROGRAMS.iter().flat_map(|sized| Part::ALL.map(|(_, part)| (part.word(sized.name), part.args(sized), sized.program)));
+        let (_, args, program) = all.find(|(its, ..)| *its == word).expect("one of the programs");
         return program(args);
     }
     let cores = std::thread::available_parallelism().map_or(2, usize::from).max(2);
-    let short = env::args().any(|argument| argument == "--short");
-    let given = argument("--ranks").and_then(|ranks| ranks.parse().ok()).or(short.then_some(cores));
+    let flag = |flag: &str| env::args().any(|argument| argument == flag);
+    let short = flag("--short");
     let trials = argument("--trials").and_then(|trials| trials.parse().ok()).unwrap_or(if short { 1 } else { 3 });
+    let given = argument("--ranks").and_then(|ranks| ranks.parse().ok());
+    let named: Vec<_> = Part::ALL.iter().filter(|(name, _)| flag(name)).map(|(_, part)| *part).collect();
+    let parts = match (short, named.is_empty()) {
+        (true, true) => vec![Part::Tables],
+        (_, true) => vec![Part::Marks, Part::Tables],
+        _ => named,
+    };
     let mut report = Report::new("consistent");
-    for ranks in given.map_or_else(|| vec![cores, 16], |ranks| vec![ranks]) {
-        let measured: Vec<_> = PROGRAMS
-            .iter()
-            .filter(|(name, ..)| argument("--only").is_none_or(|only| only == *name))
-            .map(|(name, ..)| measure(name, ranks, trials))
-            .collect();
-        tell(&mut report, &measured, ranks, ranks == cores);
+    for part in parts {
+        let ranks = match (given, part) {
+            (Some(ranks), _) => vec![ranks],
+            (None, Part::Tables) if !short => vec![cores, 16],
+            _ => vec![cores],
+        };
+        for ranks in ranks {
+            let named = PROGRAMS.iter().filter(|sized| argument("--only").is_none_or(|only| only == sized.name));
+            let measured: Vec<_> = named.map(|sized| measure(sized.name, ranks, trials, part)).collect();
+            match part {
+                Part::Marks => marks(&mut report, &measured, ranks, ranks == cores),
+                Part::Tables => tables(&mut report, &measured, ranks),
+            }
+        }
     }
     report.note(format!("medians of {trials} runs, those of all ways by turns; {CHECKPOINTS} checkpoints in the time of a run without"));
     report.print();
@@ -98,10 +154,10 @@ fn argument(name: &str) -> Option<String> {
 }
 
 /// Runs a program once more in a way. Returns how long it took, s.
-fn run(way: &mut Way, name: &'static str, ranks: usize, mode: Mode, every: Option<Duration>) -> f64 {
+fn run(way: &mut Way, name: &'static str, part: Part, ranks: usize, mode: Mode, every: Option<Duration>) -> f64 {
     let store = tempfile::tempdir().expect("a directory for the store");
     let mut options = Options::new(name, ranks, env::current_exe().expect("this program"));
-    options.environment = vec![(PROGRAM.to_owned(), name.to_owned())];
+    options.environment = vec![(PROGRAM.to_owned(), part.word(name))];
     (options.mode, options.every) = (mode, every);
     let (watch, before) = (Stopwatch::start(), processor_seconds());
     let outcome = fermata_api::ranks::run(Path::new(store.path()), &options, None, &mut |_| {});
@@ -115,15 +171,16 @@ fn run(way: &mut Way, name: &'static str, ranks: usize, mode: Mode, every: Optio
     seconds
 }
 
-fn measure(name: &'static str, ranks: usize, trials: usize) -> Measured {
+fn measure(name: &'static str, ranks: usize, trials: usize, part: Part) -> Measured {
     // The first run warms the caches of the machine, and tells how long the interval is to be.
-    let first = run(&mut Way::default(), name, ranks, Mode::Consistent, None);
+    let first = run(&mut Way::default(), name, part, ranks, Mode::Consistent, None);
     let every = Duration::from_secs_f64(first / (f64::from(CHECKPOINTS) + 0.5));
-    let mut measured = Measured { name, every, without: Way::default(), ways: Default::default() };
+    let ways = part.ways().iter().map(|_| Way::default()).collect();
+    let mut measured = Measured { name, every, without: Way::default(), ways };
     for _ in 0..trials {
-        run(&mut measured.without, name, ranks, Mode::Consistent, None);
+        run(&mut measured.without, name, part, ranks, Mode::Consistent, None);
         for (way, mode) in measured.ways.iter_mut().zip(WAYS) {
-            run(way, name, ranks, mode, Some(every));
+            run(way, name, part, ranks, mode, Some(every));
         }
     }
     measured
@@ -145,6 +202,12 @@ impl Measured {
     /// Of the processors: without, and with.
     fn worked(&self, way: usize) -> [f64; 2] {
         [&self.without, &self.ways[way]].map(|way| quantile(&way.worked, 0.5))
+    }
+
+    /// How much more processors' time it took with checkpoints, %.
+    fn worked_more(&self) -> f64 {
+        let [without, with] = self.worked(0);
+        (with / without - 1.0) * 100.0
     }
 
     /// What a checkpoint took of the processors, s.
@@ -170,35 +233,58 @@ impl Measured {
     }
 }
 
-fn tell(report: &mut Report, measured: &[Measured], ranks: usize, marked: bool) {
-    let percent = |[without, with]: [f64; 2]| (with / without - 1.0) * 100.0;
-    let overheads: Vec<_> = measured.iter().map(|program| percent(program.worked(0))).collect();
-    for (program, overhead) in measured.iter().zip(&overheads) {
-        report.tell(&format!("{ranks} ranks: {} with checkpoints, processors' time", program.name), *overhead, "%", None);
-        report.tell(&format!("{ranks} ranks: {} with checkpoints, running time", program.name), program.overhead(0), "%", None);
-    }
-    let of_all =
-        |values: &[f64]| (values.iter().sum::<f64>() / values.len().max(1) as f64, values.iter().copied().fold(f64::MIN, f64::max));
-    let (mean, worst) = of_all(&overheads);
+/// The mean of some values, and the largest.
+fn mean_and_worst(values: &[f64]) -> (f64, f64) {
+    (values.iter().sum::<f64>() / values.len().max(1) as f64, values.iter().copied().fold(f64::MIN, f64::max))
+}
+
+fn marks(report: &mut Report, measured: &[Measured], ranks: usize, marked: bool) {
+    let overheads: Vec<_> = measured.iter().map(Measured::worked_more).collect();
+    let (mean, worst) = mean_and_worst(&overheads);
     let mark = |value: f64, most: f64, words| if marked { (words, value < most) } else { ("reported", true) };
     report.mark(&format!("{ranks} ranks: overhead of processors' time, mean"), mean, "%", None, mark(mean, MEAN_AT_MOST, "under 1 %"));
     report.mark(&format!("{ranks} ranks: overhead of processors' time, worst"), worst, "%", None, mark(worst, WORST_AT_MOST, "under 3 %"));
-    let at_papers: Vec<_> = measured.iter().map(Measured::at_papers_interval).collect();
-    let (mean, worst) = of_all(&at_papers);
+    let (mean, worst) = mean_and_worst(&measured.iter().map(Measured::at_papers_interval).collect::<Vec<_>>());
     report.tell(&format!("{ranks} ranks: the same if there were one every 2 min, mean"), mean, "%", None);
     report.tell(&format!("{ranks} ranks: the same if there were one every 2 min, worst"), worst, "%", None);
-    tables(report, measured, ranks);
+    let columns = [
+        "interval (s)",
+        "running time (s)",
+        "with (s)",
+        "processors (s)",
+        "with (s)",
+        "%",
+        "for a checkpoint (ms)",
+        "written (MB)",
+        "blocked (ms)",
+        "% if every 2 min",
+    ];
+    table(report, "of a minute", measured, ranks, &columns, &|program| {
+        let [without, with] = program.worked(0);
+        let [written, blocked] =
+            [|taken: &Taken| taken.written_bytes, |taken: &Taken| taken.blocked_ns].map(|figure| program.mean(0, figure) / 1e6);
+        let (every, each) = (program.every.as_secs_f64(), program.each() * 1e3);
+        let times = [every, program.alone(), program.with(0), without, with, program.worked_more(), each];
+        times.into_iter().chain([written, blocked, program.at_papers_interval()]).collect()
+    });
+}
+
+/// A line for each program.
+fn table(report: &mut Report, title: &str, measured: &[Measured], ranks: usize, columns: &[&str], row: &dyn Fn(&Measured) -> Vec<f64>) {
+    let head = std::iter::once("program").chain(columns.iter().copied()).map(str::to_owned).collect();
+    let rows = measured.iter().map(|program| {
+        std::iter::once(program.name.to_owned()).chain(row(program).into_iter().map(|value| format!("{value:.2}"))).collect()
+    });
+    report.tables.push(Table { title: format!("{ranks} ranks: {title}"), rows: std::iter::once(head).chain(rows).collect() });
 }
 
 fn tables(report: &mut Report, measured: &[Measured], ranks: usize) {
+    for program in measured {
+        report.tell(&format!("{ranks} ranks: {} with checkpoints, processors' time", program.name), program.worked_more(), "%", None);
+        report.tell(&format!("{ranks} ranks: {} with checkpoints, running time", program.name), program.overhead(0), "%", None);
+    }
     let mut table = |number: &str, title: &str, columns: &[&str], row: &dyn Fn(&Measured) -> Vec<f64>| {
-        let head = std::iter::once("program").chain(columns.iter().copied()).map(str::to_owned).collect();
-        let rows = measured.iter().map(|program| {
-            std::iter::once(program.name.to_owned()).chain(row(program).into_iter().map(|value| format!("{value:.2}"))).collect()
-        });
-        report
-            .tables
-            .push(Table { title: format!("Table {number}, {ranks} ranks: {title}"), rows: std::iter::once(head).chain(rows).collect() });
+        table(report, &format!("Table {number}: {title}"), measured, ranks, columns, row);
     };
     let megabytes = |bytes: f64| bytes / 1e6;
     let less = |full: f64, less: f64| vec![full, less, (1.0 - less / full) * 100.0];
@@ -215,7 +301,7 @@ fn tables(report: &mut Report, measured: &[Measured], ranks: usize) {
         &|program| {
             let [without, with] = program.worked(0);
             let each = program.each() * 1e3;
-            vec![program.every.as_secs_f64(), without, with, (with / without - 1.0) * 100.0, each, program.at_papers_interval()]
+            vec![program.every.as_secs_f64(), without, with, program.worked_more(), each, program.at_papers_interval()]
         },
     );
     table("3", "of a checkpoint", &["written (MB)", "elapsed (ms)", "copies on write of a rank", "blocked (ms)"], &|program| {

@@ -23,6 +23,10 @@ pub fn file(name: &str) -> PathBuf {
     path
 }
 
+/// What the kernels of all guests are told. A host that is busy may give a guest so little time that the kernel, which tries its timer against the processor's
+/// loops when it boots, takes it for broken and stops; it is told not to try. Nor does it try its ciphers, a tenth of what booting takes under the translator.
+pub const CMDLINE: &str = "console=ttyS0 quiet no_timer_check cryptomgr.notests";
+
 /// The busybox guest: what it runs, and more lines for its node in the specification.
 pub fn tiny(name: &str, run: &str, more: &str) -> String {
     busybox(name, "", run, more)
@@ -39,9 +43,7 @@ pub const SERVICES: &str = "services.cpio";
 /// The same from another initramfs that is made of the busybox guest.
 pub fn several_of(initrd: &str, name: &str, memory_mib: u32, machines: &[(&str, &str, &str)]) -> String {
     let (kernel, initrd) = (file("vmlinuz"), file(initrd));
-    let node = |(machine, run, more): &(&str, &str, &str)| {
-        format!("  {machine}:\n    cmdline: console=ttyS0 quiet no_timer_check panic=-1 {run}\n{more}")
-    };
+    let node = |(machine, run, more): &(&str, &str, &str)| format!("  {machine}:\n    cmdline: {CMDLINE} panic=-1 {run}\n{more}");
     format!(
         "name: {name}\ndefaults:\n  memory: {memory_mib}M\n  kernel: {}\n  initrd: {}\nnodes:\n{}",
         kernel.display(),
@@ -59,24 +61,26 @@ pub fn generic(name: &str, run: &str, more: &str) -> String {
 pub fn busybox(name: &str, directory: &str, run: &str, more: &str) -> String {
     let (kernel, initrd) = (file(&format!("{directory}vmlinuz")), file(&format!("{directory}tiny.cpio")));
     format!(
-        "name: {name}\nnodes:\n  m1:\n    memory: 256M\n    kernel: {}\n    initrd: {}\n    cmdline: console=ttyS0 quiet no_timer_check panic=-1 {run}\n{more}",
+        "name: {name}\nnodes:\n  m1:\n    memory: 256M\n    kernel: {}\n    initrd: {}\n    cmdline: {CMDLINE} panic=-1 {run}\n{more}",
         kernel.display(),
         initrd.display()
     )
 }
 
-/// The command line of the Debian guest's kernel. A host that is busy may give a guest so little time that the kernel, which tries its timer against the
-/// processor's loops when it boots, takes it for broken and stops; it is told not to try.
-const DEBIAN_CMDLINE: &str = "root=/dev/vda rw console=ttyS0 quiet no_timer_check";
+/// The command line of the Debian guest's kernel.
+pub fn debian_cmdline() -> String {
+    format!("root=/dev/vda rw {CMDLINE}")
+}
 
 /// The Debian guest, booted directly from its image.
 pub fn debian(name: &str, image: &str, more: &str) -> String {
     let (kernel, initrd, image) = (file("vmlinuz"), file("debian-initrd"), file(image));
     format!(
-        "name: {name}\nnodes:\n  m1:\n    image: {}\n    memory: 1G\n    kernel: {}\n    initrd: {}\n    cmdline: {DEBIAN_CMDLINE}\n{more}",
+        "name: {name}\nnodes:\n  m1:\n    image: {}\n    memory: 1G\n    kernel: {}\n    initrd: {}\n    cmdline: {}\n{more}",
         image.display(),
         kernel.display(),
-        initrd.display()
+        initrd.display(),
+        debian_cmdline()
     )
 }
 
@@ -100,8 +104,9 @@ fn debian_after(before: &str, script: &str) -> String {
     // What systemd would take for variables of its own.
     let escaped = |script: &str| script.replace('$', "$$").replace('%', "%%");
     format!(
-        "{DEBIAN_CMDLINE} systemd.run_success_action=none systemd.run_failure_action=none \
+        "{} systemd.run_success_action=none systemd.run_failure_action=none \
          systemd.run=\"/bin/sh -c '{}; echo {BEGINS} >/dev/console; {}'\"",
+        debian_cmdline(),
         escaped(before),
         escaped(script)
     )
@@ -109,7 +114,7 @@ fn debian_after(before: &str, script: &str) -> String {
 
 /// The Debian guest with another command line for its kernel.
 pub fn debian_with(name: &str, memory: &str, cmdline: &str) -> String {
-    debian(name, "debian12.raw", "").replace(DEBIAN_CMDLINE, &format!("{cmdline:?}")).replace("memory: 1G", &format!("memory: {memory}"))
+    debian(name, "debian12.raw", "").replace(&debian_cmdline(), &format!("{cmdline:?}")).replace("memory: 1G", &format!("memory: {memory}"))
 }
 
 /// The disk of the guest that has the workloads of `./bench space`.
@@ -118,7 +123,7 @@ pub const SPACE: &str = "space.raw";
 /// That guest, running one of its workloads: a file of `guests/files/space`. The console says when it begins, and when it is done.
 pub fn space(name: &str, workload: &str) -> String {
     let cmdline = debian_running(&format!("space {workload}"));
-    debian(name, SPACE, "").replace(DEBIAN_CMDLINE, &format!("{cmdline:?}"))
+    debian(name, SPACE, "").replace(&debian_cmdline(), &format!("{cmdline:?}"))
 }
 
 /// The busybox guest with more or less memory.

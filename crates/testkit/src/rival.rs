@@ -33,7 +33,7 @@ pub struct Stock {
 impl Stock {
     /// The busybox guest, with what it runs.
     pub fn tiny(memory_mib: u32, run: &str) -> Self {
-        let cmdline = format!("console=ttyS0 quiet no_timer_check panic=-1 fermata.disk=none fermata.run={run}");
+        let cmdline = format!("{} panic=-1 fermata.disk=none fermata.run={run}", crate::guests::CMDLINE);
         Self { memory_mib, kernel: "vmlinuz", initrd: "tiny.cpio", image: None, cmdline }
     }
 

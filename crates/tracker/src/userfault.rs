@@ -56,12 +56,23 @@ impl WriteLog {
         if !shared.range.contains(&address) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("address {address:#x} is not in the watched memory")));
         }
-        let page = (address - shared.range.start) / PAGE_SIZE as u64;
-        let start = shared.range.start + page * PAGE_SIZE as u64;
+        let page = ((address - shared.range.start) / PAGE_SIZE as u64) as PageNumber;
+        self.wrote_all(page..page + 1)
+    }
+
+    /// The same for several pages, all of which count as written from now on, whether they are or not.
+    ///
+    /// `InvalidInput` if they are not watched.
+    pub fn wrote_all(&self, pages: Range<PageNumber>) -> io::Result<()> {
+        let shared = &*self.0;
+        let [start, end] = [pages.start, pages.end].map(|page| shared.range.start + u64::from(page) * PAGE_SIZE as u64);
+        if pages.is_empty() || end > shared.range.end {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("pages {pages:?} are not in the watched memory")));
+        }
         let mut written = shared.written.lock().expect("nobody panics with the lock");
-        written.insert(page as PageNumber);
+        written.insert_range(pages);
         // Opened under the lock: a `take` in between would forget the page and leave it open.
-        shared.userfault.unprotect(start..start + PAGE_SIZE as u64)
+        shared.userfault.unprotect(start..end)
     }
 }
 

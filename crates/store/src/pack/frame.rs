@@ -21,6 +21,11 @@ pub(crate) const RECORD_MAX: usize = 16 << 20;
 /// Fast enough to run behind a guest on the core that the guest leaves free.
 const ZSTD_LEVEL: i32 = 1;
 
+/// Pages that shrink by less than this part of them are not worth compressing.
+const WORTH_IT: usize = 16;
+/// Frames that are not tried after one that was not worth it, at most.
+const UNTRIED_MAX: u32 = 7;
+
 const RAW: u8 = 0;
 const ZSTD: u8 = 1;
 
@@ -146,31 +151,85 @@ impl Frame {
 pub(crate) struct Encoder {
     compressor: Compressor<'static>,
     buffer: Vec<u8>,
+    /// Frames of pages to come that are not tried, and how many it were the last time.
+    untried: u32,
+    dense: u32,
 }
 
 impl Encoder {
     pub fn new() -> io::Result<Self> {
-        Ok(Self { compressor: Compressor::new(ZSTD_LEVEL)?, buffer: Vec::new() })
+        Ok(Self { compressor: Compressor::new(ZSTD_LEVEL)?, buffer: Vec::new(), untried: 0, dense: 0 })
     }
 
     /// The frame of these objects, header and all.
     pub fn encode(&mut self, kind: Kind, objects: usize, raw: &[u8]) -> io::Result<&[u8]> {
         assert!(kind.allows(objects, raw.len()), "a frame of {objects} objects in {} bytes", raw.len());
-        self.buffer.clear();
-        self.buffer.resize(HEADER + zstd::zstd_safe::compress_bound(raw.len()), 0);
-        let compressed = self.compressor.compress_to_buffer(raw, &mut self.buffer[HEADER..])?;
-        let (codec, stored) = if compressed < raw.len() {
-            (ZSTD, compressed)
-        } else {
-            self.buffer[HEADER..HEADER + raw.len()].copy_from_slice(raw);
-            (RAW, raw.len())
+        let room = HEADER + zstd::zstd_safe::compress_bound(raw.len());
+        if self.buffer.len() < room {
+            self.buffer.resize(room, 0);
+        }
+        let (codec, stored) = match self.compress(kind, raw)? {
+            Some(compressed) => (ZSTD, compressed),
+            None => {
+                self.buffer[HEADER..HEADER + raw.len()].copy_from_slice(raw);
+                (RAW, raw.len())
+            }
         };
-        self.buffer.truncate(HEADER + stored);
         self.buffer[0] = kind.to_byte();
         self.buffer[1] = codec;
         self.buffer[2..4].copy_from_slice(&(objects as u16).to_le_bytes());
         self.buffer[4..8].copy_from_slice(&(raw.len() as u32).to_le_bytes());
         self.buffer[8..12].copy_from_slice(&(stored as u32).to_le_bytes());
-        Ok(&self.buffer)
+        Ok(&self.buffer[..HEADER + stored])
+    }
+
+    /// Compresses behind the header. None if that makes it no smaller, or if it is not tried: pages come with others of their kind, and numbers with a fraction, or what is
+    /// encrypted or compressed already, hardly shrink, at the price of all else that is done with them.
+    fn compress(&mut self, kind: Kind, raw: &[u8]) -> io::Result<Option<usize>> {
+        if kind == Kind::Pages && self.untried > 0 {
+            self.untried -= 1;
+            return Ok(None);
+        }
+        let compressed = self.compressor.compress_to_buffer(raw, &mut self.buffer[HEADER..])?;
+        if kind == Kind::Pages {
+            let shrinks = compressed < raw.len() - raw.len() / WORTH_IT;
+            self.dense = if shrinks { 0 } else { (2 * self.dense + 1).min(UNTRIED_MAX) };
+            self.untried = self.dense;
+        }
+        Ok((compressed < raw.len()).then_some(compressed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fermata_types::PageBuf;
+
+    /// The codec of the frame of these pages.
+    fn codec(encoder: &mut Encoder, pages: &[PageBuf]) -> u8 {
+        let raw = pages.concat();
+        let bytes = encoder.encode(Kind::Pages, pages.len(), &raw).unwrap().to_vec();
+        assert_eq!(Frame::decode(&bytes, &mut Decompressor::new().unwrap()).unwrap().raw, raw);
+        bytes[1]
+    }
+
+    #[test]
+    fn what_does_not_shrink_is_seldom_tried() {
+        let mut state = 1u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        };
+        let dense: [PageBuf; 2] = std::array::from_fn(|_| std::array::from_fn(|_| random()));
+        let mut encoder = Encoder::new().unwrap();
+        let plain = [[7; PAGE_SIZE]; 2];
+        (0..20).for_each(|_| assert_eq!(codec(&mut encoder, &dense), RAW));
+        // What shrinks again is found soon, and tried each time from then on.
+        let found = (0..20).position(|_| codec(&mut encoder, &plain) == ZSTD).unwrap();
+        assert!(found <= UNTRIED_MAX as usize, "{found}");
+        (0..20).for_each(|_| assert_eq!(codec(&mut encoder, &plain), ZSTD));
+        // Blobs and nodes are always tried.
+        assert_eq!(codec(&mut encoder, &dense), RAW);
+        assert_eq!(encoder.encode(Kind::Blob, 1, &[0; 1000]).unwrap()[1], ZSTD);
     }
 }

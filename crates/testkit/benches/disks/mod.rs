@@ -22,7 +22,6 @@ const RAM_BYTES: u64 = 1 << 30;
 const PATIENCE: Duration = Duration::from_secs(1800);
 /// Lines of a job file, which have some 30 bytes.
 const TYPED_AT_ONCE: usize = 60;
-const CMDLINE: &str = "root=/dev/vda rw console=ttyS0 quiet no_timer_check";
 
 /// A job for fio, which each disk does in its turn.
 pub struct Job {
@@ -195,7 +194,7 @@ impl Guest {
             .arg(guests::file("vmlinuz"))
             .arg("-initrd")
             .arg(guests::file("debian-initrd"))
-            .args(["-append", CMDLINE, "-qmp"])
+            .args(["-append", &guests::debian_cmdline(), "-qmp"])
             .arg(format!("unix:{},server=on,wait=off", qmp.display()))
             .arg("-serial")
             .arg(format!("unix:{},server=on,wait=on", serial.display()))

@@ -317,8 +317,8 @@ fn a_machine_on_the_command_line_alone() {
     let cli = Cli::new();
     let paths = [cli.disk(), guests::file("vmlinuz"), guests::file("tiny.cpio")].map(|path| path.display().to_string());
     let [image, kernel, initrd] = paths.each_ref().map(String::as_str);
-    let cmdline = "console=ttyS0 quiet no_timer_check panic=-1 fermata.run=tick fermata.disk=rw";
-    let direct = ["--kernel", kernel, "--initrd", initrd, "--cmdline", cmdline, "--memory", "192M", "--disk", "64M", "--every", "1s"];
+    let cmdline = format!("{} panic=-1 fermata.run=tick fermata.disk=rw", guests::CMDLINE);
+    let direct = ["--kernel", kernel, "--initrd", initrd, "--cmdline", &cmdline, "--memory", "192M", "--disk", "64M", "--every", "1s"];
     let up = cli.json(&[&["up", image, "--cpus", "1", "--exact"], &direct[..]].concat());
     assert_eq!((string(&up["name"]), count(&up["every_ms"])), ("disk", 1000), "{up}");
     assert_eq!(count(&up["runs"][0]["machines"][0]["memory_bytes"]), 192 << 20);
