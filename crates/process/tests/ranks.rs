@@ -415,3 +415,16 @@ fn a_program_that_cannot_run_is_told_of() {
     none.ranks = 0;
     assert!(matches!(run(store.path(), &none), Err(Error::Refused(_))));
 }
+
+#[test]
+fn a_program_that_has_to_do_with_a_rank_that_is_not_there_ends_and_says_so() {
+    for (program, what) in [("astray 1", "waits for a message of rank 7"), ("astray 0", "sends a message to rank 7")] {
+        let store = tempfile::tempdir().unwrap();
+        let mut options = options(program);
+        options.retries = 0;
+        match run(store.path(), &options).unwrap_err() {
+            Error::Program { rank: 2, why } => assert!(why.contains(what) && why.contains("from 0 to 3"), "{why}"),
+            other => panic!("{other}"),
+        }
+    }
+}

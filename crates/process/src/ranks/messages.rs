@@ -57,6 +57,14 @@ impl Wants {
     pub fn any(tag: u32) -> Self {
         Self(Kind::Any(tag))
     }
+
+    /// Somebody who is not among so many ranks, if a message is wanted from one.
+    pub(super) fn beyond(&self, ranks: usize) -> Option<usize> {
+        match &self.0 {
+            Kind::Each(wanted) => wanted.iter().map(|(from, _)| *from).find(|from| *from >= ranks),
+            Kind::Any(_) => None,
+        }
+    }
 }
 
 /// The messages that a step waited for, in the order in which it wanted them.

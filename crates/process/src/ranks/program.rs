@@ -122,7 +122,7 @@ impl Ranks<'_> {
         self.runtime.here()
     }
 
-    /// Sends values to a rank, which may be this one. Panics if there is no such rank.
+    /// Sends values to a rank, which may be this one. All ranks end if there is no such rank.
     pub fn send<T: Plain>(&mut self, to: usize, tag: u32, values: &[T]) {
         self.runtime.send(to, &Parcel::new(tag, values));
     }

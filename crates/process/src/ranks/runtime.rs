@@ -408,7 +408,12 @@ impl Runtime {
             let _ = self.tell.send(Frame::Done(done));
             return self.attend();
         }
-        while let Some(got) = self.next(&program.wants()) {
+        loop {
+            let wants = program.wants();
+            if let Some(nobody) = wants.beyond(self.here.ranks) {
+                self.impossible(format!("it waits for a message of {}", self.nobody(nobody)));
+            }
+            let Some(got) = self.next(&wants) else { return };
             match program.step(&mut ranks, got) {
                 Next::Step => {}
                 Next::Done(answer) => {
@@ -422,6 +427,18 @@ impl Runtime {
                 }
             }
         }
+    }
+
+    /// The program asks for what cannot be, and would again: all ranks end.
+    fn impossible(&self, why: String) -> ! {
+        let _ = self.tell.send(Frame::Failed(why));
+        loop {
+            thread::park();
+        }
+    }
+
+    fn nobody(&self, rank: usize) -> String {
+        format!("rank {rank}, and there are ranks from 0 to {}", self.here.ranks - 1)
     }
 
     /// There is nothing to do but to be captured until all are done.
@@ -485,13 +502,12 @@ impl Runtime {
 
     /// Sends a message for the program.
     pub fn send(&self, to: usize, parcel: &Shared) {
-        assert!(to < self.here.ranks, "there is no rank {to}: there are {}", self.here.ranks);
+        if to >= self.here.ranks {
+            self.impossible(format!("it sends a message to {}", self.nobody(to)));
+        }
         if parcel.bytes.len() as u64 > BYTES_MAX {
-            let why = format!("a message of {} bytes to rank {to}; one may have {BYTES_MAX}: send it in pieces", parcel.bytes.len());
-            let _ = self.tell.send(Frame::Failed(why));
-            loop {
-                thread::park();
-            }
+            let bytes = parcel.bytes.len();
+            self.impossible(format!("a message of {bytes} bytes to rank {to}; one may have {BYTES_MAX}: send it in pieces"));
         }
         let mut state = self.state();
         let stamp = state.side.sending(to, parcel);

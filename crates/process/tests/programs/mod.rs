@@ -3,6 +3,7 @@
 use fermata_process::ranks::Options;
 use std::{env, process::ExitCode, time::Duration};
 
+mod astray;
 #[path = "../../examples/fft.rs"]
 mod fft;
 #[path = "../../examples/gauss.rs"]
@@ -31,7 +32,7 @@ pub const TRIES: usize = 10;
 #[allow(dead_code)]
 pub const PROGRAMS: [(&str, &str, &str); 8] = [
     ("fft", "16384 100", "200 transforms"),
-    ("gauss", "1200", "1200 equations solved"),
+    ("gauss", "800 3", "800 equations solved"),
     ("grid", "512 1500", "1500 iterations"),
     ("matmult", "1000", "is right"),
     ("nqueens", "14", "365596 ways"),
@@ -47,6 +48,7 @@ pub fn be_a_rank() {
     let name = words.next().unwrap();
     let args: Vec<usize> = words.map(|word| word.parse().unwrap()).collect();
     let program = match name {
+        "astray" => astray::program,
         "fft" => fft::program,
         "gauss" => gauss::program,
         "grid" => grid::program,

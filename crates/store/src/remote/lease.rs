@@ -64,8 +64,10 @@ impl<'a> Lease<'a> {
         let lease = Lease::take(remote)?;
         thread::scope(|scope| {
             scope.spawn(|| lease.beat());
+            // Also when the work panics, or its thread would wait for the beats for ever.
+            let beats = Beats(&lease);
             let done = work(&lease);
-            lease.end_beats();
+            drop(beats);
             // Whatever failed, that somebody took it for dead is the cause.
             done.map_err(|error| lease.check().err().filter(|_| lease.is_lost()).unwrap_or(error))
         })
@@ -130,6 +132,15 @@ impl<'a> Lease<'a> {
     /// Whether a look found that somebody took it for dead.
     pub fn is_lost(&self) -> bool {
         self.lock().is_lost
+    }
+}
+
+/// Signs of life end with it.
+struct Beats<'a>(&'a Lease<'a>);
+
+impl Drop for Beats<'_> {
+    fn drop(&mut self) {
+        self.0.end_beats();
     }
 }
 
@@ -282,6 +293,15 @@ mod tests {
         beat();
         assert!(lease.is_lost());
         lease.check().unwrap_err();
+    }
+
+    #[test]
+    fn a_push_that_panics_gives_no_more_signs_of_life() {
+        let place = Place::new();
+        let panics = std::panic::AssertUnwindSafe(|| Lease::during(&place, |_| -> Result<()> { panic!("within a push") }));
+        let why = std::panic::catch_unwind(panics).unwrap_err();
+        assert_eq!(why.downcast_ref::<&str>(), Some(&"within a push"));
+        assert!(pushes(&place).unwrap().is_empty());
     }
 
     #[test]
