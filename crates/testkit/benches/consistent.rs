@@ -172,15 +172,15 @@ fn run(way: &mut Way, name: &'static str, part: Part, ranks: usize, mode: Mode, 
 }
 
 fn measure(name: &'static str, ranks: usize, trials: usize, part: Part) -> Measured {
-    // The first run warms the caches of the machine, and tells how long the interval is to be.
-    let first = run(&mut Way::default(), name, part, ranks, Mode::Consistent, None);
-    let every = Duration::from_secs_f64(first / (f64::from(CHECKPOINTS) + 0.5));
     let ways = part.ways().iter().map(|_| Way::default()).collect();
-    let mut measured = Measured { name, every, without: Way::default(), ways };
-    for _ in 0..trials {
-        run(&mut measured.without, name, part, ranks, Mode::Consistent, None);
+    let mut measured = Measured { name, every: Duration::ZERO, without: Way::default(), ways };
+    for trial in 0..trials {
+        let alone = run(&mut measured.without, name, part, ranks, Mode::Consistent, None);
+        if trial == 0 {
+            measured.every = Duration::from_secs_f64(alone / (f64::from(CHECKPOINTS) + 0.5));
+        }
         for (way, mode) in measured.ways.iter_mut().zip(WAYS) {
-            run(way, name, part, ranks, mode, Some(every));
+            run(way, name, part, ranks, mode, Some(measured.every));
         }
     }
     measured

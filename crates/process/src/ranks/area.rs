@@ -8,7 +8,7 @@
 //!
 //! Who faults and who saves take a page under one lock, so that each is saved as it was at the capture.
 
-use super::around::Around;
+use super::{around::Around, wire::Pages};
 use fermata_checkpoint::consistent::Ccn;
 use fermata_linux::{FaultKind, OwnMemory, Userfault, Writes, clock::Stopwatch, own_memory::Pieces, probe};
 use fermata_tracker::{
@@ -179,16 +179,16 @@ impl Area {
         self.watched()?.tracker.lock().unwrap_or_else(PoisonError::into_inner).take().map_err(io::Error::other)
     }
 
-    /// Some pages of the capture: hands over each with its content. False if there are none left, or if the capture is not this one any more.
-    pub fn save_some(&self, ccn: Ccn, mut each: impl FnMut(PageNumber, &PageBuf)) -> io::Result<bool> {
+    /// Some pages of the capture, up to [`BATCH`]. False if there are none left, or if the capture is not this one any more.
+    pub fn save_some(&self, into: &mut Pages) -> io::Result<bool> {
         let mut capture = self.lock();
-        if capture.ccn != ccn {
+        if capture.ccn != into.ccn {
             return Ok(false);
         }
-        // Copies first: each holds memory.
-        let copies = capture.copies.len().min(BATCH);
-        if copies > 0 {
-            capture.copies.drain(..copies).for_each(|(page, content)| each(page, &content));
+        // Copies first: each holds memory. From behind: the others need not be moved.
+        if !capture.copies.is_empty() {
+            let others = capture.copies.len().saturating_sub(BATCH);
+            capture.copies.drain(others..).for_each(|(page, content)| into.push(page, &content));
             return Ok(true);
         }
         let mut content = [0; PAGE_SIZE];
@@ -196,7 +196,7 @@ impl Area {
             let Some(page) = capture.left.min() else { break };
             self.memory.read_at(u64::from(page) * PAGE_SIZE as u64, &mut content)?;
             capture.left.remove(page);
-            each(page, &content);
+            into.push(page, &content);
         }
         Ok(!capture.left.is_empty() || !capture.copies.is_empty())
     }
@@ -236,11 +236,12 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn saved(area: &Area, ccn: Ccn) -> BTreeMap<PageNumber, u64> {
-        let mut pages = BTreeMap::new();
-        let mut first = |page, content: &PageBuf| {
-            pages.insert(page, u64::from_ne_bytes(content[..8].try_into().unwrap()));
-        };
-        while area.save_some(ccn, &mut first).unwrap() {}
+        let (mut pages, mut more) = (BTreeMap::new(), true);
+        while more {
+            let mut some = Pages::new(ccn, BATCH);
+            more = area.save_some(&mut some).unwrap();
+            pages.extend(some.iter().map(|(page, content)| (page, u64::from_ne_bytes(content[..8].try_into().unwrap()))));
+        }
         pages
     }
 

@@ -648,8 +648,8 @@ impl Runtime {
     fn save_pages(&self, ccn: Ccn) -> io::Result<()> {
         let mut more = true;
         while more {
-            let mut pages = Pages::new(ccn);
-            more = self.area.save_some(ccn, |page, content| pages.push(page, content))?;
+            let mut pages = Pages::new(ccn, area::BATCH);
+            more = self.area.save_some(&mut pages)?;
             if !pages.is_empty() {
                 self.write(&Frame::Pages(pages))?;
             }

@@ -96,31 +96,43 @@ pub(super) struct Restored {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Pages {
     pub ccn: Ccn,
-    bytes: Vec<u8>,
+    /// The body of the frame as it is sent, for most of what is sent is pages: the number of the checkpoint, then they.
+    body: Vec<u8>,
 }
 
+const PAGES_HEAD: usize = 8;
 const PAGE_ENTRY: usize = 4 + PAGE_SIZE;
 
 impl Pages {
-    pub fn new(ccn: Ccn) -> Self {
-        Self { ccn, bytes: Vec::new() }
+    /// None yet, with room for so many.
+    pub fn new(ccn: Ccn, room: usize) -> Self {
+        let mut body = Vec::with_capacity(PAGES_HEAD + room * PAGE_ENTRY);
+        body.extend(ccn.to_le_bytes());
+        Self { ccn, body }
+    }
+
+    fn from_body(body: Vec<u8>) -> io::Result<Self> {
+        match body.first_chunk() {
+            Some(ccn) if (body.len() - PAGES_HEAD).is_multiple_of(PAGE_ENTRY) => Ok(Self { ccn: Ccn::from_le_bytes(*ccn), body }),
+            _ => Err(wrong("it ends within a page")),
+        }
     }
 
     pub fn push(&mut self, page: PageNumber, content: &PageBuf) {
-        self.bytes.extend(page.to_le_bytes());
-        self.bytes.extend(content);
+        self.body.extend(page.to_le_bytes());
+        self.body.extend(content);
     }
 
     pub fn len(&self) -> usize {
-        self.bytes.len() / PAGE_ENTRY
+        self.body.len() / PAGE_ENTRY
     }
 
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.len() == 0
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (PageNumber, &PageBuf)> {
-        self.bytes.chunks_exact(PAGE_ENTRY).map(|entry| {
+        self.body[PAGES_HEAD..].chunks_exact(PAGE_ENTRY).map(|entry| {
             let (number, content) = entry.split_at(4);
             (PageNumber::from_le_bytes(number.try_into().expect("four bytes")), content.try_into().expect("a page"))
         })
@@ -230,12 +242,15 @@ impl<'a> Decoder<'a> {
     }
 }
 
+/// The kind of a frame of pages.
+const PAGES: u8 = 1;
+
 impl Frame {
     pub fn write(&self, into: &mut impl Write) -> io::Result<()> {
         let mut body = Encoder(Vec::with_capacity(64));
         let kind = self.encode(&mut body);
-        // Most of what is sent is pages: they are not copied once more.
-        let pages = if let Self::Pages(pages) = self { &pages.bytes[..] } else { &[] };
+        // Not copied once more.
+        let pages = if let Self::Pages(pages) = self { &pages.body[..] } else { &[] };
         let mut head = Encoder(Vec::with_capacity(9 + body.0.len()));
         head.u8(kind).u64((body.0.len() + pages.len()) as u64).0.extend(&body.0);
         into.write_all(&head.0)?;
@@ -249,7 +264,11 @@ impl Frame {
             return Ok(None);
         }
         let length = u64::from_le_bytes(head[1..].try_into().expect("eight bytes"));
-        Self::decode(head[0], &read_body(from, length)?).map(Some)
+        let body = read_body(from, length)?;
+        match head[0] {
+            PAGES => Pages::from_body(body).map(|pages| Some(Self::Pages(pages))),
+            kind => Self::decode(kind, &body).map(Some),
+        }
     }
 
     fn encode(&self, body: &mut Encoder) -> u8 {
@@ -259,10 +278,7 @@ impl Frame {
                 body.u32(*rank).u32(*pid).bytes(address.as_bytes());
                 0
             }
-            Self::Pages(pages) => {
-                body.u64(pages.ccn);
-                1
-            }
+            Self::Pages(_) => PAGES,
             Self::State { ccn, used, state } => {
                 body.u64(*ccn).u64(*used).bytes(state);
                 2
@@ -329,11 +345,6 @@ impl Frame {
                 pid: from.u32()?,
                 address: from.text()?,
             },
-            1 => {
-                let ccn = from.u64()?;
-                let bytes = from.take(from.0.len() / PAGE_ENTRY * PAGE_ENTRY)?.to_vec();
-                Self::Pages(Pages { ccn, bytes })
-            }
             2 => Self::State { ccn: from.u64()?, used: from.u64()?, state: from.bytes()? },
             3..=6 => Self::Answer(decode_answer(kind, &mut from)?),
             7 => Self::Cost(Cost { ccn: from.u64()?, pages: from.u64()?, copied: from.u64()?, blocked_ns: from.u64()?, held: from.u64()? }),
@@ -525,7 +536,7 @@ mod tests {
     fn frames() -> Vec<Frame> {
         let parcel = Parcel::new(7, &[1.5f64, 2.0]);
         let cut = Cut { sent: vec![1, 2], received: vec![3, 4] };
-        let mut pages = Pages::new(5);
+        let mut pages = Pages::new(5, 1);
         pages.push(9, &[3; PAGE_SIZE]);
         vec![
             Frame::Hello { token: [1; 16], rank: 2, pid: 7, address: "unix:/x".into() },
