@@ -89,9 +89,7 @@ impl Gauss {
         self.solution[k] = value;
         right.iter_mut().zip(column).for_each(|(right, factor)| *right -= value * factor);
     }
-}
 
-impl Gauss {
     /// The next system, if there is one; those who wait for the solution of this one hear of the next meanwhile.
     fn solved(&mut self, ranks: &mut Ranks<'_>, answer: String) -> Next {
         *self.solved += 1;

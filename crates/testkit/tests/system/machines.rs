@@ -90,9 +90,8 @@ fn clocks_stay_together(run: &Run) {
         stops += Duration::from_nanos(record.cost.skew.expect("there are several").stop_ns);
     }
     println!("stops were {stops:?} apart in all, and virtual times {apart:?}");
-    // Where they are by then says how busy the host is, for what is made good in a pause has a limit.
-    let [by_then, in_the_end] = [5..15, 20..30].map(|pauses| apart[pauses].iter().min().expect("there are some"));
-    assert!(in_the_end.saturating_sub(*by_then) < stops / 4, "{apart:?}");
+    let in_the_end = apart[20..].iter().min().expect("there are some");
+    assert!(*in_the_end < stops / 4, "{apart:?}");
 }
 
 /// A checkpoint at an instant is taken there.
