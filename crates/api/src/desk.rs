@@ -186,13 +186,7 @@ impl Service for Desk {
         let wait = Duration::from_millis(request.wait_ms);
         let (machine, name) = self.reach(&request.machine, wait, wanted)?;
         let done = machine.agent().execute_while(&request.command, request.input.as_deref(), wait, wanted).map_err(problem)?;
-        Ok(Executed {
-            machine: name,
-            status: done.status,
-            stdout: String::from_utf8_lossy(&done.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&done.stderr).into_owned(),
-            truncated: done.truncated,
-        })
+        Ok(Executed::new(name, done.status, done.stdout, done.stderr, done.truncated))
     }
 
     fn cpus(&self, request: CpusRequest, wanted: &dyn Fn() -> bool) -> Result<Cpus, Problem> {

@@ -151,13 +151,8 @@ impl Service for Pretender {
         }
         self.busy.store(false, Ordering::SeqCst);
         let input = request.input.unwrap_or_default();
-        Ok(Executed {
-            machine: request.machine,
-            status: 3,
-            stdout: input.len().to_string(),
-            stderr: request.command.join(" "),
-            truncated: false,
-        })
+        let (stdout, stderr) = (input.len().to_string(), request.command.join(" "));
+        Ok(Executed::new(request.machine, 3, stdout.into_bytes(), stderr.into_bytes(), false))
     }
 
     fn down(&self, _: DownRequest) -> Result<Ended, Problem> {

@@ -77,8 +77,11 @@ impl Body {
         let clock = Arc::<GuestClock>::default();
         let responders = staged.iter().filter_map(|staged| responder(staged, &clock).transpose()).collect::<Result<_>>()?;
         let staged: Vec<_> = staged.into_iter().zip(with_images).collect();
-        // One time for all, however long each of them takes to start.
+        // One time for all, however long each of them takes to start. It is that of whoever asks for it, too.
         let wall_ns = wall_ns();
+        if beginning == Beginning::Boot {
+            clock.begin(wall_ns);
+        }
         let started = side_by_side(&staged, |(staged, images)| MachineBody::start(host, staged, images, beginning, wall_ns));
         let (machines, loaded): (Vec<_>, _) = started.into_iter().collect::<Result<Vec<_>>>()?.into_iter().unzip();
         if let Some(network) = &network {

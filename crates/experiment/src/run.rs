@@ -141,7 +141,6 @@ impl Run {
         forwards.check()?;
         let (body, parts) = Body::boot(&host, &Plan::new(spec), progress)?;
         forwards.open(&body)?;
-        body.clock.begin(wall_ns());
         body.resume()?;
         let standing = Standing { branch: name.to_owned(), head: None, machines: body.identities() };
         let run = Self::new(host, spec, name, State::new(body, parts, standing), forwards)?;

@@ -12,13 +12,21 @@ use std::{sync::Arc, time::Duration};
 /// Waits shorter than this are not slept, for sleeping takes longer than it is told.
 const AWAKE: Duration = Duration::from_micros(200);
 
-/// Nobody is held back for longer than this in one pause because its clock is ahead; the rest is made good in the next ones.
-const AHEAD_MAX: Duration = Duration::from_millis(20);
+/// So much by which a clock is ahead is made good in one pause, and of more at least the half: then what pauses leave machines apart does not add up.
+const AT_ONCE: Duration = Duration::from_millis(20);
+/// But nobody is held back for longer than this in one pause, for what is on its way then is late by as much. TCP waits for 200 ms longer than usual, at the least, before it takes a segment for
+/// lost (`TCP_RTO_MIN` in Linux).
+const AT_MOST: Duration = Duration::from_millis(100);
+
+/// For how long whoever is so far ahead is held back in one pause.
+fn held_back(ahead: Duration) -> Duration {
+    ahead.min((ahead / 2).clamp(AT_ONCE, AT_MOST))
+}
 
 /// How long after the earliest of these, each is to start, so that all clocks show the same from then on. Whoever has no clock starts at once.
 pub(crate) fn delays(times: &[Option<VirtualTime>]) -> Vec<Duration> {
     let earliest = times.iter().flatten().map(|time| time.ns).min().unwrap_or(0);
-    let ahead = |time: &Option<VirtualTime>| time.map_or(Duration::ZERO, |time| Duration::from_nanos(time.ns - earliest).min(AHEAD_MAX));
+    let ahead = |time: &Option<VirtualTime>| time.map_or(Duration::ZERO, |time| held_back(Duration::from_nanos(time.ns - earliest)));
     times.iter().map(ahead).collect()
 }
 
@@ -102,12 +110,25 @@ mod tests {
         let at = |us: u64| Some(VirtualTime::from_ns(us * 1000));
         let us = Duration::from_micros;
         assert_eq!(delays(&[at(500), at(200), None, at(230)]), [us(300), us(0), us(0), us(30)]);
-        assert_eq!(delays(&[at(0), at(9_000_000)]), [us(0), AHEAD_MAX]);
+        assert_eq!(delays(&[at(0), at(19_000), at(39_000)]), [us(0), us(19_000), AT_ONCE]);
+        assert_eq!(delays(&[at(0), at(120_000), at(9_000_000)]), [us(0), us(60_000), AT_MOST]);
         assert_eq!(delays(&[None]), [us(0)]);
         assert_eq!(delays(&[]), []);
     }
 
     proptest! {
+        /// In every pause one of two machines stops later than the other by up to as much.
+        #[test]
+        fn what_pauses_leave_machines_apart_does_not_add_up(late in proptest::collection::vec(0..100_000_000_u64, 1..100)) {
+            let most = late.iter().max().copied().unwrap_or(0);
+            let mut apart = 0;
+            for late in late {
+                apart += late;
+                prop_assert!(apart <= 2 * most.max(AT_ONCE.as_nanos() as u64), "{}", apart);
+                apart -= held_back(Duration::from_nanos(apart)).as_nanos() as u64;
+            }
+        }
+
         /// The host's wall clock is set by anything, forth or back, between what QEMU told and our look at it.
         #[test]
         fn a_wall_clock_that_jumps_moves_no_moment_out_of_its_pause(

@@ -1,7 +1,7 @@
 //! What a machine is, and the QEMU command line that makes it.
 
 use crate::{agent, program::Version};
-use fermata_linux::probe;
+use fermata_linux::{clock::tsc_khz, probe};
 use fermata_types::MachineId;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -269,8 +269,8 @@ pub(crate) fn arguments(config: &MachineConfig, id: &MachineId, place: &Place, s
     for (name, path) in config.boot_files() {
         line.add(&format!("-{name}"), place.boot.get(name).map_or(path, PathBuf::as_path));
     }
-    if let Some(cmdline) = &config.cmdline {
-        line.add("-append", cmdline);
+    if let Some(told) = kernel_is_told(config, tsc_khz()) {
+        line.add("-append", told);
     }
     if config.vmcoreinfo {
         line.add("-device", "vmcoreinfo");
@@ -297,6 +297,27 @@ fn clocks(line: &mut Line, config: &MachineConfig, start: Start) {
         };
         line.add("-rtc", format!("base={},clock=vm", base.as_deref().unwrap_or("utc")));
     }
+}
+
+/// What the rate of the time stamp counter is called on a kernel's command line (Linux 5.7, `Documentation/admin-guide/kernel-parameters.txt`). Older kernels pass it to
+/// their first process, as they do with all that they do not know.
+const TSC_RATE: &str = "tsc_early_khz=";
+/// Bytes of a command line that Linux on x86 reads: `COMMAND_LINE_SIZE` counts the closing zero.
+pub const CMDLINE_MAX: usize = 2047;
+
+/// The command line of a kernel that is booted directly. QEMU's translator hands the host's time stamp counter on to the guest, whose kernel measures its rate with loops beside a
+/// timer; on a busy host both stand still at times, and what it finds may be many times too little. Then all of its time goes too fast. So it is told.
+fn kernel_is_told(config: &MachineConfig, tsc_khz: Option<u64>) -> Option<String> {
+    let own = config.cmdline.clone();
+    let guesses = config.kernel.is_some() && config.accel == Accel::Tcg && !config.deterministic;
+    let rate = tsc_khz.filter(|_| guesses).map(|khz| format!("{TSC_RATE}{khz}"));
+    let Some(rate) = rate else { return own };
+    let own_words = own.as_deref().unwrap_or_default();
+    // What is behind two hyphens is the first process's.
+    let (kernels, firsts) = own_words.find(" -- ").map_or((own_words, ""), |at| own_words.split_at(at));
+    let said = kernels.split_ascii_whitespace().any(|word| word.starts_with(TSC_RATE));
+    let told = format!("{}{firsts}", [kernels, &rate].join(" ").trim_start());
+    if said || told.len() > CMDLINE_MAX { own } else { Some(told) }
 }
 
 /// What QEMU's clock begins with, this long after 1970. Left to itself, each QEMU would take the second in which it happens to start. None: a time that it cannot say.
@@ -403,6 +424,31 @@ mod tests {
         assert_eq!(base(0, day + 999_999_999), "1970-01-02T00:00:00");
         assert_eq!(base(7_200_000, day), "1970-01-02T02:00:00");
         assert_eq!(base(-1_000, day), "1970-01-01T23:59:59");
+    }
+
+    #[test]
+    fn a_kernel_that_would_guess_the_rate_of_its_counter_is_told() {
+        let of = |cmdline: Option<&str>| MachineConfig {
+            kernel: Some("vmlinuz".into()),
+            cmdline: cmdline.map(str::to_owned),
+            accel: Accel::Tcg,
+            ..crate::free::tests::config("q35", 1 << 30)
+        };
+        let told = |cmdline| kernel_is_told(&of(cmdline), Some(2_445_404));
+        assert_eq!(told(Some("quiet")).as_deref(), Some("quiet tsc_early_khz=2445404"));
+        assert_eq!(told(None).as_deref(), Some("tsc_early_khz=2445404"));
+        assert_eq!(told(Some("quiet -- single")).as_deref(), Some("quiet tsc_early_khz=2445404 -- single"));
+        let left_alone = ["tsc_early_khz=1 quiet".to_owned(), "x".repeat(CMDLINE_MAX - 10)];
+        left_alone.iter().for_each(|own| assert_eq!(told(Some(own)).as_ref(), Some(own)));
+        let no_guess = [
+            MachineConfig { accel: Accel::Kvm, ..of(Some("quiet")) },
+            MachineConfig { deterministic: true, ..of(Some("quiet")) },
+            MachineConfig { kernel: None, ..of(Some("quiet")) },
+        ];
+        for config in no_guess {
+            assert_eq!(kernel_is_told(&config, Some(1)).as_deref(), Some("quiet"));
+        }
+        assert_eq!(kernel_is_told(&of(None), None), None, "no such counter");
     }
 
     #[test]

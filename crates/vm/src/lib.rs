@@ -53,7 +53,7 @@ pub use agent::{Agent, Begun, Execution, Visit};
 pub use boot::{BootFile, BootFiles};
 pub use capture::{CaptureMode, CaptureOptions};
 pub use changed::changed_by_use;
-pub use config::{Accel, CONTROL_ADDRESS, CONTROL_PREFIX, MachineConfig, NETS_MAX, Net, Place, SERVICES_ADDRESS};
+pub use config::{Accel, CMDLINE_MAX, CONTROL_ADDRESS, CONTROL_PREFIX, MachineConfig, NETS_MAX, Net, Place, SERVICES_ADDRESS};
 pub use core_file::{CoreFile, CoreTold};
 pub use error::{Error, Result};
 pub use fermata_tracker::{Choice as TrackerChoice, Standing as TrackerStanding};

@@ -1,9 +1,10 @@
 //! A machine, and what is done in it.
 
+use base64::{Engine, prelude::BASE64_STANDARD as STANDARD};
 use fermata_experiment::spec::Port;
 use fermata_types::MachineId;
 use serde::{Deserialize, Serialize};
-use std::{net::SocketAddrV4, path::PathBuf};
+use std::{borrow::Cow, net::SocketAddrV4, path::PathBuf};
 
 /// A machine of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -110,6 +111,57 @@ pub struct Executed {
     pub stdout: String,
     /// What it complained about.
     pub stderr: String,
+    /// What it printed, byte for byte in base64 (RFC 4648), where that is not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdout_base64: Option<String>,
+    /// What it complained about, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stderr_base64: Option<String>,
     /// The agent keeps 16 MiB of each; there was more.
     pub truncated: bool,
+}
+
+impl Executed {
+    /// From what the guest agent tells.
+    pub fn new(machine: String, status: i32, stdout: Vec<u8>, stderr: Vec<u8>, truncated: bool) -> Self {
+        let ((stdout, stdout_base64), (stderr, stderr_base64)) = (told(stdout), told(stderr));
+        Self { machine, status, stdout, stderr, stdout_base64, stderr_base64, truncated }
+    }
+
+    /// What it printed, byte for byte.
+    pub fn stdout_bytes(&self) -> Cow<'_, [u8]> {
+        bytes(&self.stdout, self.stdout_base64.as_deref())
+    }
+
+    /// What it complained about, byte for byte.
+    pub fn stderr_bytes(&self) -> Cow<'_, [u8]> {
+        bytes(&self.stderr, self.stderr_base64.as_deref())
+    }
+}
+
+fn told(bytes: Vec<u8>) -> (String, Option<String>) {
+    match String::from_utf8(bytes) {
+        Ok(text) => (text, None),
+        Err(error) => (String::from_utf8_lossy(error.as_bytes()).into_owned(), Some(STANDARD.encode(error.as_bytes()))),
+    }
+}
+
+fn bytes<'a>(text: &'a str, base64: Option<&str>) -> Cow<'a, [u8]> {
+    base64.and_then(|base64| STANDARD.decode(base64).ok()).map_or(Cow::Borrowed(text.as_bytes()), Cow::Owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_command_prints_comes_byte_for_byte() {
+        let executed = Executed::new("m1".into(), 0, b"\xff\x00\n".to_vec(), b"plain".to_vec(), false);
+        let read: Executed = serde_json::from_str(&serde_json::to_string(&executed).unwrap()).unwrap();
+        assert_eq!((&*read.stdout_bytes(), &*read.stderr_bytes()), (&b"\xff\x00\n"[..], &b"plain"[..]));
+        assert_eq!((read.stdout.as_str(), read.stderr_base64), ("\u{fffd}\0\n", None));
+        let older: Executed =
+            serde_json::from_str(r#"{"machine": "m1", "status": 0, "stdout": "a", "stderr": "", "truncated": false}"#).unwrap();
+        assert_eq!(&*older.stdout_bytes(), b"a");
+    }
 }

@@ -19,6 +19,7 @@ use std::io::{self, Read, Write};
 Examples:
   fermata exec m1 -- make -C /src
   fermata exec what-if:m1 -- sh -c 'uptime; df -h'
+  fermata exec m1 -- tar c /etc > etc.tar
   echo hello | fermata exec -i m1 -- tee /root/greeting")]
 pub struct Exec {
     /// The machine; may be left out if there is only one. Without RUN the run `main` is meant
@@ -48,8 +49,8 @@ impl Exec {
         if context.out.is_json() {
             context.out.answer(&executed, |_| String::new())?;
         } else {
-            context.out.print(executed.stdout.as_bytes())?;
-            io::stderr().write_all(executed.stderr.as_bytes())?;
+            context.out.print(&executed.stdout_bytes())?;
+            io::stderr().write_all(&executed.stderr_bytes())?;
         }
         if executed.truncated {
             context.out.note("the command printed more than the guest agent keeps (16 MiB); the rest is lost");
@@ -95,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_status_that_does_not_fit_is_not_success() {
-        let executed = |status| Executed { machine: String::new(), status, stdout: String::new(), stderr: String::new(), truncated: false };
+        let executed = |status| Executed::new(String::new(), status, Vec::new(), Vec::new(), false);
         assert_eq!([0, 3, 256, -1].map(|number| status(&executed(number))), [0, 3, 255, 255]);
     }
 }

@@ -8,7 +8,7 @@ use super::{
     raw::{Name, RawDisk, RawNode, RawSpec, Spanned},
     units::{ByteSize, shorten},
 };
-use fermata_vm::CaptureOptions;
+use fermata_vm::{CMDLINE_MAX, CaptureOptions};
 use std::{
     collections::BTreeMap,
     ops::RangeInclusive,
@@ -31,9 +31,6 @@ const CPUS_MAX: u32 = 64;
 
 /// Linux: `PATH_MAX` counts the closing zero.
 const PATH_MAX: usize = 4095;
-
-/// Linux on x86: `COMMAND_LINE_SIZE` counts the closing zero.
-const CMDLINE_MAX: usize = 2047;
 
 const CPU_MODEL_MAX: usize = 255;
 pub(super) const NAME_MAX: usize = 32;

@@ -69,6 +69,8 @@ fn commands_run_in_the_guest(cli: &Cli) {
     assert_eq!(signal.status.code(), Some(128 + 9), "{signal:?}");
     let json = cli.json(&["exec", "m1", "--", "echo", "hello"]);
     assert_eq!((string(&json["machine"]), json["status"].as_i64(), string(&json["stdout"])), ("main:m1", Some(0), "hello\n"));
+    let bytes = cli.command(&["exec", "m1", "--", "printf", "\\377\\000\\n"]).output().expect("fermata runs");
+    assert_eq!(bytes.stdout, b"\xff\0\n", "byte for byte");
     assert_eq!((string(&json["stderr"]), &json["truncated"]), ("", &Value::from(false)));
     cli.fails(&["exec", "m2", "--", "true"], 255, &["no machine \"m2\"", "m1"]);
     cli.fails(&["exec", "other:m1", "--", "true"], 255, &["no run \"other\"", "main"]);
