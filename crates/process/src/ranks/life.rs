@@ -6,7 +6,7 @@ use super::{
     links::{Listener, Stream},
     mode::Transport,
     runtime,
-    wire::{Frame, Token},
+    wire::{Frame, Token, VERSION},
 };
 use fermata_linux::{clock::Stopwatch, random};
 use fermata_types::id::hex;
@@ -270,7 +270,7 @@ fn gather(ranks: usize, listener: &Listener, token: &Token, children: &mut Child
     while arrived.iter().any(Option::is_none) {
         match listener.accept() {
             Ok(stream) => {
-                if let Some((rank, who)) = greet(stream, token)
+                if let Some((rank, who)) = greet(stream, token)?
                     && let Some(place) = arrived.get_mut(rank).filter(|place| place.is_none())
                 {
                     *place = Some(who);
@@ -295,12 +295,29 @@ fn gather(ranks: usize, listener: &Listener, token: &Token, children: &mut Child
 }
 
 /// Who it is that has connected, if it is one of ours.
-fn greet(mut stream: Stream, token: &Token) -> Option<(usize, Arrived)> {
-    stream.set_blocking().ok()?;
-    stream.set_read_timeout(Some(GREETING)).ok()?;
-    let Ok(Some(Frame::Hello { token: theirs, rank, pid, address })) = Frame::read(&mut stream) else { return None };
-    stream.set_read_timeout(None).ok()?;
-    (theirs == *token).then_some((rank as usize, Arrived { stream, pid, address }))
+///
+/// # Errors
+/// It is, and speaks otherwise.
+fn greet(mut stream: Stream, token: &Token) -> Result<Option<(usize, Arrived)>, Error> {
+    let mut hear = || {
+        stream.set_blocking()?;
+        stream.set_read_timeout(Some(GREETING))?;
+        let heard = Frame::read(&mut stream)?;
+        stream.set_read_timeout(None)?;
+        io::Result::Ok(heard)
+    };
+    match hear() {
+        Ok(Some(Frame::Hello { token: theirs, version, rank, pid, address })) if theirs == *token => {
+            if version != VERSION {
+                return Err(Error::Refused(format!(
+                    "the program was built with another Fermata: its ranks speak version {version}, and this one speaks version {VERSION}; build it with the Fermata that is to run it"
+                )));
+            }
+            Ok(Some((rank as usize, Arrived { stream, pid, address })))
+        }
+        // Anybody may connect, and say anything.
+        _ => Ok(None),
+    }
 }
 
 /// Hands over what a rank says until it hangs up.
@@ -312,4 +329,25 @@ fn listen(rank: usize, stream: Stream, frames: &mpsc::SyncSender<(usize, Option<
         }
     }
     let _ = frames.send((rank, None));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_of_another_fermata_is_told_from_a_stranger() {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = Listener::new(Transport::Unix, directory.path(), "coordinator").unwrap();
+        let token = [3; 16];
+        let greeted = |theirs: Token, version: u16| {
+            let mut rank = Stream::connect(&listener.address().unwrap()).unwrap();
+            Frame::Hello { token: theirs, version, rank: 2, pid: 7, address: "unix:/x".into() }.write(&mut rank).unwrap();
+            greet(listener.accept().unwrap(), &token)
+        };
+        assert!(matches!(greeted(token, VERSION), Ok(Some((2, Arrived { pid: 7, .. })))));
+        assert!(matches!(greeted([4; 16], VERSION + 1), Ok(None)));
+        let why = greeted(token, VERSION + 1).err().expect("it is another's").to_string();
+        assert!(why.contains("version 2") && why.contains("build it with the Fermata"), "{why}");
+    }
 }

@@ -8,7 +8,7 @@ use super::{
     mode::{Mode, Transport},
     program::{Here, Layout, Next, Program, Ranks, Shared},
     side::{Captured, Side, encode_log, log_bytes},
-    wire::{BYTES_MAX, Cost, Decoder, Encoder, Frame, Greeting, Message, Pages, RANKS_MAX, Restored, Token},
+    wire::{BYTES_MAX, Cost, Decoder, Encoder, Frame, Greeting, Message, Pages, RANKS_MAX, Restored, Token, VERSION},
 };
 use fermata_checkpoint::consistent::{Answer, Calls, Ccn, Cut, Rank, Tell};
 use fermata_linux::{OwnMemory, clock::Stopwatch, own_memory::Pieces};
@@ -132,7 +132,7 @@ impl Joined {
             // Who reaches the coordinator there reaches us where it does.
             Address::Tcp(_) => Listener::at(control.own_ip()?)?,
         };
-        Frame::Hello { token, rank, pid: process::id(), address: listener.address()?.to_string() }.write(&mut control)?;
+        Frame::Hello { token, version: VERSION, rank, pid: process::id(), address: listener.address()?.to_string() }.write(&mut control)?;
         let Some(Frame::Start { mode, every_ns, addresses }) = Frame::read(&mut control)? else {
             return Err(invalid("what the coordinator says"));
         };

@@ -23,13 +23,15 @@ const MESSAGES_MAX: u64 = 1 << 62;
 pub(super) const RANKS_MAX: usize = 1024;
 /// By which those that belong together know each other.
 pub(super) type Token = [u8; 16];
+/// What is spoken here. A program has the Fermata in it that it was built with, and another one may start it.
+pub(super) const VERSION: u16 = 1;
 
 /// What a rank and its coordinator tell each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Frame {
     // From a rank.
-    /// It is there: this process, and where it listens, if it does.
-    Hello { token: Token, rank: u32, pid: u32, address: String },
+    /// It is there: this process, and where it listens, if it does. Token and version come first in all versions, and of another one nothing else is read.
+    Hello { token: Token, version: u16, rank: u32, pid: u32, address: String },
     /// Pages of a capture.
     Pages(Pages),
     /// All else of a capture; `used` is the size of the memory.
@@ -273,8 +275,9 @@ impl Frame {
 
     fn encode(&self, body: &mut Encoder) -> u8 {
         match self {
-            Self::Hello { token, rank, pid, address } => {
+            Self::Hello { token, version, rank, pid, address } => {
                 body.0.extend(token);
+                body.0.extend(version.to_le_bytes());
                 body.u32(*rank).u32(*pid).bytes(address.as_bytes());
                 0
             }
@@ -339,12 +342,14 @@ impl Frame {
     fn decode(kind: u8, body: &[u8]) -> io::Result<Self> {
         let mut from = Decoder(body);
         let frame = match kind {
-            0 => Self::Hello {
-                token: from.take(16)?.try_into().expect("16 bytes"),
-                rank: from.u32()?,
-                pid: from.u32()?,
-                address: from.text()?,
-            },
+            0 => {
+                let token = from.take(16)?.try_into().expect("16 bytes");
+                let version = u16::from_le_bytes(from.take(2)?.try_into().expect("two bytes"));
+                if version != VERSION {
+                    return Ok(Self::Hello { token, version, rank: 0, pid: 0, address: String::new() });
+                }
+                Self::Hello { token, version, rank: from.u32()?, pid: from.u32()?, address: from.text()? }
+            }
             2 => Self::State { ccn: from.u64()?, used: from.u64()?, state: from.bytes()? },
             3..=6 => Self::Answer(decode_answer(kind, &mut from)?),
             7 => Self::Cost(Cost { ccn: from.u64()?, pages: from.u64()?, copied: from.u64()?, blocked_ns: from.u64()?, held: from.u64()? }),
@@ -539,7 +544,7 @@ mod tests {
         let mut pages = Pages::new(5, 1);
         pages.push(9, &[3; PAGE_SIZE]);
         vec![
-            Frame::Hello { token: [1; 16], rank: 2, pid: 7, address: "unix:/x".into() },
+            Frame::Hello { token: [1; 16], version: VERSION, rank: 2, pid: 7, address: "unix:/x".into() },
             Frame::Pages(pages),
             Frame::State { ccn: 5, used: 8192, state: vec![1, 2, 3] },
             Frame::Answer(Answer::Success { ccn: 5, cut: cut.clone() }),

@@ -12,7 +12,7 @@ use crate::ranks::{
     area,
     links::Stream,
     mode::Mode,
-    wire::{Decoder, Encoder, Frame},
+    wire::{Decoder, Encoder, Frame, VERSION},
 };
 use fermata_checkpoint::consistent::{Chance, Rank};
 use fermata_linux::{OwnMemory, clock::Stopwatch, own_memory::Pieces};
@@ -99,7 +99,8 @@ impl MpiRank {
         let control = if env::var_os(ADDRESS).is_some() {
             let (address, _, token) = invitation()?;
             let mut control = Stream::connect(&address)?;
-            Frame::Hello { token, rank: here.rank as u32, pid: process::id(), address: String::new() }.write(&mut control)?;
+            Frame::Hello { token, version: VERSION, rank: here.rank as u32, pid: process::id(), address: String::new() }
+                .write(&mut control)?;
             Some(control)
         } else {
             None
