@@ -5,11 +5,13 @@
 //! - [`cli`]: the real program in a scratch store, as a user drives it
 //! - [`report`]: what benches print; [`measure`]: what else they share; [`rival`]: stock QEMU beside us
 //! - [`statistics`]: whether two samples are of one distribution
+//! - [`beats`]: what the guests' `beat` writes down
 //! - [`random`]: numbers that can be repeated
 //! - [`oracle`]: all of a machine at one instant, copied the plain way
 //!
 //! The system tests are in `tests/`, behind the feature `system`.
 
+pub mod beats;
 pub mod bench;
 pub mod cli;
 pub mod guests;

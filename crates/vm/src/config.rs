@@ -269,7 +269,7 @@ pub(crate) fn arguments(config: &MachineConfig, id: &MachineId, place: &Place, s
     for (name, path) in config.boot_files() {
         line.add(&format!("-{name}"), place.boot.get(name).map_or(path, PathBuf::as_path));
     }
-    if let Some(told) = kernel_is_told(config, tsc_khz()) {
+    if let Some(told) = kernel_is_told(config, tsc_khz) {
         line.add("-append", told);
     }
     if config.vmcoreinfo {
@@ -307,17 +307,16 @@ pub const CMDLINE_MAX: usize = 2047;
 
 /// The command line of a kernel that is booted directly. QEMU's translator hands the host's time stamp counter on to the guest, whose kernel measures its rate with loops beside a
 /// timer; on a busy host both stand still at times, and what it finds may be many times too little. Then all of its time goes too fast. So it is told.
-fn kernel_is_told(config: &MachineConfig, tsc_khz: Option<u64>) -> Option<String> {
-    let own = config.cmdline.clone();
-    let guesses = config.kernel.is_some() && config.accel == Accel::Tcg && !config.deterministic;
-    let rate = tsc_khz.filter(|_| guesses).map(|khz| format!("{TSC_RATE}{khz}"));
-    let Some(rate) = rate else { return own };
-    let own_words = own.as_deref().unwrap_or_default();
+fn kernel_is_told(config: &MachineConfig, tsc_khz: impl FnOnce() -> Option<u64>) -> Option<String> {
+    let own = config.cmdline.as_deref().unwrap_or_default();
     // What is behind two hyphens is the first process's.
-    let (kernels, firsts) = own_words.find(" -- ").map_or((own_words, ""), |at| own_words.split_at(at));
+    let (kernels, firsts) = own.find(" -- ").map_or((own, ""), |at| own.split_at(at));
     let said = kernels.split_ascii_whitespace().any(|word| word.starts_with(TSC_RATE));
-    let told = format!("{}{firsts}", [kernels, &rate].join(" ").trim_start());
-    if said || told.len() > CMDLINE_MAX { own } else { Some(told) }
+    let guesses = config.kernel.is_some() && config.accel == Accel::Tcg && !config.deterministic && !said;
+    // Measured, which takes a moment, for those alone that are told.
+    let rate = if guesses { tsc_khz() } else { None };
+    let told = rate.map(|khz| format!("{kernels} {TSC_RATE}{khz}{firsts}").trim_start().to_owned());
+    told.filter(|told| told.len() <= CMDLINE_MAX).or_else(|| config.cmdline.clone())
 }
 
 /// What QEMU's clock begins with, this long after 1970. Left to itself, each QEMU would take the second in which it happens to start. None: a time that it cannot say.
@@ -434,7 +433,7 @@ mod tests {
             accel: Accel::Tcg,
             ..crate::free::tests::config("q35", 1 << 30)
         };
-        let told = |cmdline| kernel_is_told(&of(cmdline), Some(2_445_404));
+        let told = |cmdline| kernel_is_told(&of(cmdline), || Some(2_445_404));
         assert_eq!(told(Some("quiet")).as_deref(), Some("quiet tsc_early_khz=2445404"));
         assert_eq!(told(None).as_deref(), Some("tsc_early_khz=2445404"));
         assert_eq!(told(Some("quiet -- single")).as_deref(), Some("quiet tsc_early_khz=2445404 -- single"));
@@ -446,9 +445,9 @@ mod tests {
             MachineConfig { kernel: None, ..of(Some("quiet")) },
         ];
         for config in no_guess {
-            assert_eq!(kernel_is_told(&config, Some(1)).as_deref(), Some("quiet"));
+            assert_eq!(kernel_is_told(&config, || panic!("nobody needs to know")).as_deref(), Some("quiet"));
         }
-        assert_eq!(kernel_is_told(&of(None), None), None, "no such counter");
+        assert_eq!(kernel_is_told(&of(None), || None), None, "no such counter");
     }
 
     #[test]

@@ -1,36 +1,20 @@
-//! What `guests/src/beat.c` noted in a guest: something that was done again and again, when, and how long it took.
+//! A guest in which something is done again and again (`guests/src/beat.c`), and its clocks against virtual time.
 
 use fermata_experiment::{Machine, Run};
-use fermata_testkit::bench::shell_output;
+use fermata_testkit::{beats::Noted, bench::shell_output};
 use fermata_types::VirtualTime;
 use std::time::Duration;
+
+pub use fermata_testkit::beats::Beat;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const FILE: &str = "/run/beat";
 /// A piece of the file: the guest's agent hands over 16 MiB of output at most.
 const PIECE_MIB: usize = 8;
-const HEAD: usize = 64;
-const RECORD: usize = 12;
 const TIMER_HZ: f64 = 3_579_545.0;
 const TIMER_END: f64 = (1 << 24) as f64;
 /// After so long the timer begins anew.
 const TIMER_NS: f64 = TIMER_END / TIMER_HZ * 1e9;
-
-/// One time of many.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Beat {
-    /// When it began: the guest's monotonic clock, ns.
-    pub at: f64,
-    /// What it took, ns; none if it had no end.
-    pub took: Option<f64>,
-}
-
-impl Beat {
-    /// When it ended.
-    pub fn end(&self) -> f64 {
-        self.at + self.took.unwrap_or_default()
-    }
-}
 
 /// All of them, in order.
 #[derive(Debug)]
@@ -76,18 +60,8 @@ impl GuestTime {
 
 impl Beats {
     fn parse(bytes: &[u8], began: VirtualTime) -> Self {
-        let number = |at: usize| i64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        assert!(bytes.len() >= HEAD, "{} bytes from the guest", bytes.len());
-        let [doubled, count] = [48, 56].map(number);
-        let clock = GuestTime::new([[0, 8, 16].map(number), [24, 32, 40].map(number)], began);
-        let records = bytes[HEAD..].chunks_exact(RECORD).map(|record| {
-            let took = i32::from_le_bytes(record[8..].try_into().expect("four bytes"));
-            let at = i64::from_le_bytes(record[..8].try_into().expect("eight bytes"));
-            Beat { at: at as f64, took: (took >= 0).then_some(f64::from(took)) }
-        });
-        let all: Vec<_> = records.collect();
-        assert_eq!(all.len() as i64, count, "the guest's file is cut off");
-        Self { all, doubled: doubled as u64, clock }
+        let Noted { all, doubled, looks } = Noted::parse(bytes);
+        Self { all, doubled, clock: GuestTime::new(looks, began) }
     }
 
     /// The guest's monotonic clock at this virtual time, ns.

@@ -2,6 +2,7 @@
 
 use fermata_testkit::{
     Cli, Random,
+    beats::Noted,
     cli::{array, await_that, count, kill, string},
     guests,
 };
@@ -196,24 +197,11 @@ fn a_golden_image_comes_behind_the_guest() {
     assert_whole(&there);
 }
 
-/// What `beat ping` noted (`guests/src/beat.c`), which ends: when each request was sent and how long its reply took, in ms; none if none came. The `ping` of busybox has room for seven
-/// replies, and loses what comes while it waits for the processor.
+/// What `beat ping` noted, which ends. The `ping` of busybox has room for seven replies, and loses what comes while it waits for the processor.
 #[track_caller]
-fn beats(cli: &Cli, machine: &str) -> Vec<(f64, Option<f64>)> {
-    const HEAD: usize = 64;
+fn noted(cli: &Cli, machine: &str) -> Noted {
     let ended = "killall -TERM beat; while pidof beat > /dev/null; do sleep 0.1; done; cat /tmp/beats";
-    let said = cli.command(&["exec", machine, "--", "sh", "-c", ended]).output().expect("fermata runs");
-    let [doubled, asked] = [48, 56].map(|at| u64::from_le_bytes(said.stdout[at..at + 8].try_into().expect("eight bytes")));
-    assert_eq!(doubled, 0, "none came twice");
-    let records: Vec<_> = said.stdout[HEAD..].chunks_exact(12).collect();
-    assert_eq!(records.len() as u64, asked);
-    let ms = |ns: i64| ns as f64 / 1e6;
-    let record = |record: &[u8]| {
-        let at = i64::from_le_bytes(record[..8].try_into().expect("eight bytes"));
-        let took = i32::from_le_bytes(record[8..].try_into().expect("four bytes"));
-        (ms(at), (took != -1).then_some(ms(took.into())))
-    };
-    records.into_iter().map(record).collect()
+    Noted::parse(&cli.command(&["exec", machine, "--", "sh", "-c", ended]).output().expect("fermata runs").stdout)
 }
 
 /// Two machines, one with the real time, and all that is on its way between them: to an encrypted remote, and back elsewhere.
@@ -246,12 +234,12 @@ fn machines_and_what_is_between_them_come_back_elsewhere() {
     assert_eq!(back["checkpoint"], out["checkpoint"]);
     let before = arrived(&there);
     await_that("replies still come", SOON, || arrived(&there) > before + 20);
-    let beats = beats(&there, "a");
-    let replies: Vec<_> = beats.iter().map_while(|(at, took)| Some((at + (*took)?, (*took)?))).collect();
+    let Noted { all, doubled, .. } = noted(&there, "a");
+    let replies: Vec<_> = all.iter().map_while(|beat| Some((beat.end(), beat.took?))).collect();
     // For the last ones it waits three seconds, and as long as it runs for all others.
-    assert!(replies.len() > 30 && beats[replies.len()..].iter().all(|(_, took)| took.is_none()), "each once: {beats:?}");
-    assert!(replies.is_sorted_by_key(|(at, _)| *at), "in order: {beats:?}");
-    assert!(replies.iter().all(|(_, took)| *took >= 2.0 * DELAY_MS - 0.1), "none before it can be there: {beats:?}");
+    assert!(replies.len() > 30 && doubled == 0 && all[replies.len()..].iter().all(|beat| beat.took.is_none()), "each once: {all:?}");
+    assert!(replies.is_sorted_by_key(|(at, _)| *at), "in order: {all:?}");
+    assert!(replies.iter().all(|(_, took)| *took >= (2.0 * DELAY_MS - 0.1) * 1e6), "none before it can be there: {all:?}");
 
     // The time outside has gone on.
     let behind = |machine: &str| {
