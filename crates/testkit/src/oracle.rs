@@ -46,11 +46,13 @@ impl Snapshot {
         self.differences_but(other, &PageSet::new(), |_| 0)
     }
 
-    /// The same, but for what a checkpoint of this machine may leave out: pages that are free in it may be zero in the other, and as many blocks of a disk may
-    /// differ as its file system had freed.
-    pub fn differences_beside(&self, other: &Self, record: &Record) -> Vec<String> {
+    /// The same, but for what checkpoints of this machine may leave out: pages that are free in it may be zero in the other, and as many blocks of a disk may
+    /// differ as its file system had freed. `taken` are all checkpoints since it started or came back, the last of which the other is: a block that one of them
+    /// left out, and that nobody has written since, is in no later one.
+    pub fn differences_beside(&self, other: &Self, taken: &[Record]) -> Vec<String> {
         let of_disk = |index: usize| format!("/disk{index}");
-        let freed = |index| record.cost.parts.iter().filter(|(part, _)| part.ends_with(&of_disk(index))).map(|(_, pages)| pages.free).sum();
+        let parts = || taken.iter().flat_map(|record| &record.cost.parts);
+        let freed = |index| parts().filter(|(part, _)| part.ends_with(&of_disk(index))).map(|(_, pages)| pages.free).sum();
         self.differences_but(other, &self.free, freed)
     }
 

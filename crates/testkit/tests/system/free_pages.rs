@@ -128,7 +128,7 @@ fn what_is_not_free_comes_back_as_it_was() {
     let run = bench.boot();
     let rounds = |text: &str| text.matches("selfcheck round").count();
     await_console(&run.body(), BOOT, |text| (text.contains("FAIL") || rounds(text) > 1).then_some(()));
-    let (mut newest, mut left_out) = (None, 0);
+    let (mut taken, mut newest, mut left_out) = (Vec::new(), None, 0);
     for number in 0..INSTANTS {
         std::thread::sleep(Duration::from_millis(170 * number as u64));
         let mut original = None;
@@ -137,7 +137,8 @@ fn what_is_not_free_comes_back_as_it_was() {
         // Read at once from the memory that stood still, and behind the guest from what was captured: the same.
         assert_eq!(record.cost.composition["m1"].of(Use::Free), original.free.len(), "{:?}", record.cost.composition);
         let copy = Snapshot::of(&bench.arrive("copy", &id, &record, PAUSED).body());
-        let differences = original.differences_beside(&copy, &record);
+        taken.push(record.clone());
+        let differences = original.differences_beside(&copy, &taken);
         assert!(differences.is_empty(), "instant {number}: {differences:?}");
         let kept = original.free.iter().filter(|page| copy.ram[*page as usize] != ZERO_PAGE).count();
         assert_eq!(kept, 0, "instant {number}: free pages that are not zero");

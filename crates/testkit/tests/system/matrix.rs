@@ -125,7 +125,7 @@ fn one_row() {
     assert!(original.free.len() > 1000, "{row:?}: {:?}", record.cost.composition);
     assert_eq!(record.cost.composition["m1"].of(Use::Free), original.free.len(), "{row:?}: {:?}", record.cost.composition);
     let copy = Snapshot::of(&bench.arrive("paused", &id, &record, PAUSED).body());
-    let differences = original.differences_beside(&copy, &record);
+    let differences = original.differences_beside(&copy, std::slice::from_ref(&record));
     assert!(differences.is_empty(), "{row:?}: {differences:?}");
     for (name, id, record, fresh_randomness) in [("goto", &id, &record, false), ("fork", &later, &later_record, true)] {
         let run = bench.arrive(name, id, record, Journey { fresh_randomness, ..RUNNING });
