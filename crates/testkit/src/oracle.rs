@@ -1,9 +1,9 @@
 //! All of a machine at one instant, looked at the plain way: the RAM file as a whole, every block of every disk, the device state as QEMU writes it.
 
 use fermata_experiment::{Body, MachineBody};
-use fermata_store::Record;
 use fermata_types::{PAGE_SIZE, PageName, PageSet, ZERO_PAGE};
 use fermata_vm::free::free_now;
+use std::sync::Arc;
 
 /// Bytes read at a time.
 const CHUNK: usize = 4 << 20;
@@ -30,9 +30,7 @@ impl Snapshot {
     /// The same of one of several.
     pub fn of_machine(body: &MachineBody) -> Self {
         let ram = body.machine().ram();
-        let disk = |disk: &std::sync::Arc<fermata_disk::Disk>| {
-            hashes(disk.size(), |at, into| disk.read_at(at, into).expect("the disk can be read"))
-        };
+        let disk = |disk: &Arc<fermata_disk::Disk>| hashes(disk.size(), |at, into| disk.read_at(at, into).expect("the disk can be read"));
         Self {
             ram: hashes(ram.bytes(), |at, into| ram.read_at(at, into).expect("RAM can be read")),
             disks: body.disks().map(disk).collect(),
@@ -43,35 +41,32 @@ impl Snapshot {
 
     /// Where two machines differ, in words; empty when they are identical.
     pub fn differences(&self, other: &Self) -> Vec<String> {
-        self.differences_but(other, &PageSet::new(), |_| 0)
+        self.differences_but(other, &PageSet::new(), &[])
     }
 
-    /// The same, but for what checkpoints of this machine may leave out: pages that are free in it may be zero in the other, and as many blocks of a disk may
-    /// differ as its file system had freed. `taken` are all checkpoints since it started or came back, the last of which the other is: a block that one of them
-    /// left out, and that nobody has written since, is in no later one.
-    pub fn differences_beside(&self, other: &Self, taken: &[Record]) -> Vec<String> {
-        let of_disk = |index: usize| format!("/disk{index}");
-        let parts = || taken.iter().flat_map(|record| &record.cost.parts);
-        let freed = |index| parts().filter(|(part, _)| part.ends_with(&of_disk(index))).map(|(_, pages)| pages.free).sum();
-        self.differences_but(other, &self.free, freed)
+    /// The same, but for what a checkpoint of this machine may leave out: pages that are free in it may be zero in the other, and of the blocks of each disk those
+    /// may differ that its file system had freed, as [`left_out`] tells of the checkpoint.
+    pub fn differences_beside(&self, other: &Self, left_out: &[Arc<PageSet>]) -> Vec<String> {
+        self.differences_but(other, &self.free, left_out)
     }
 
-    fn differences_but(&self, other: &Self, free: &PageSet, freed: impl Fn(usize) -> u64) -> Vec<String> {
+    fn differences_but(&self, other: &Self, free: &PageSet, left_out: &[Arc<PageSet>]) -> Vec<String> {
         let mut ram = self.ram.clone();
         for page in free {
             if other.ram.get(page as usize) == Some(&ZERO_PAGE) {
                 ram[page as usize] = ZERO_PAGE;
             }
         }
-        let pages = [("RAM".to_owned(), &ram, &other.ram, 0)];
+        let pages = [("RAM".to_owned(), &ram, &other.ram, None)];
         let disks = self.disks.iter().zip(&other.disks).enumerate();
-        let disks = disks.map(|(index, (a, b))| (format!("disk {index}"), a, b, freed(index)));
+        let disks = disks.map(|(index, (a, b))| (format!("disk {index}"), a, b, left_out.get(index)));
         let mut found = Vec::new();
         for (what, a, b, may) in pages.into_iter().chain(disks) {
-            let differing = differing(a, b);
-            if differing.len() as u64 > may {
+            let may = |page: &usize| may.is_some_and(|may| may.contains(*page as u32));
+            let differing: Vec<_> = differing(a, b).into_iter().filter(|page| !may(page)).collect();
+            if !differing.is_empty() {
                 let first = &differing[..differing.len().min(8)];
-                found.push(format!("{what}: {} pages differ, where {may} may, the first are {first:?}", differing.len()));
+                found.push(format!("{what}: {} pages differ, the first are {first:?}", differing.len()));
             }
         }
         if self.devices != other.devices {
@@ -80,6 +75,11 @@ impl Snapshot {
         }
         found
     }
+}
+
+/// Blocks of each disk that are not in the last checkpoint, since their file system has freed them. To be asked before the next one is taken.
+pub fn left_out(body: &Body) -> Vec<Arc<PageSet>> {
+    body.disks().map(|disk| disk.left_out()).collect()
 }
 
 /// The pages in which two memories differ; all those that only one has, too.

@@ -7,7 +7,7 @@ use fermata_testkit::{
     Bench, Cli, Snapshot,
     bench::{await_console, check_file_system, console, shell_output},
     cli::{await_that, count, string},
-    guests, is_long,
+    guests, is_long, oracle,
 };
 use fermata_types::{PAGE_SIZE, PageBuf, PageNumber, PageSet, Use, ZERO_PAGE};
 use serde_json::Value;
@@ -128,7 +128,7 @@ fn what_is_not_free_comes_back_as_it_was() {
     let run = bench.boot();
     let rounds = |text: &str| text.matches("selfcheck round").count();
     await_console(&run.body(), BOOT, |text| (text.contains("FAIL") || rounds(text) > 1).then_some(()));
-    let (mut taken, mut newest, mut left_out) = (Vec::new(), None, 0);
+    let (mut newest, mut left_out) = (None, 0);
     for number in 0..INSTANTS {
         std::thread::sleep(Duration::from_millis(170 * number as u64));
         let mut original = None;
@@ -137,8 +137,7 @@ fn what_is_not_free_comes_back_as_it_was() {
         // Read at once from the memory that stood still, and behind the guest from what was captured: the same.
         assert_eq!(record.cost.composition["m1"].of(Use::Free), original.free.len(), "{:?}", record.cost.composition);
         let copy = Snapshot::of(&bench.arrive("copy", &id, &record, PAUSED).body());
-        taken.push(record.clone());
-        let differences = original.differences_beside(&copy, &taken);
+        let differences = original.differences_beside(&copy, &oracle::left_out(&run.body()));
         assert!(differences.is_empty(), "instant {number}: {differences:?}");
         let kept = original.free.iter().filter(|page| copy.ram[*page as usize] != ZERO_PAGE).count();
         assert_eq!(kept, 0, "instant {number}: free pages that are not zero");
