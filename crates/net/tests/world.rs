@@ -50,6 +50,46 @@ fn rate_and_delay_add_up() {
     assert_eq!(came, [11 * MS, 11 * MS + MS / 2, 15 * MS]);
 }
 
+/// A link that stood delivers no train of frames: none before it was due, each an eighth closer to the one before it at most, and after a while as if it had not stood.
+#[test]
+fn what_was_due_while_a_link_stood_comes_one_after_the_other() {
+    const BETWEEN: u64 = MS / 2;
+    // What is transmitted already makes the time good; what waits for the transmitter comes at its rate.
+    for (delay_ns, made_good) in [(30 * MS, true), (0, false)] {
+        let mut world = one_way(Shape { rate: Some(16_000_000), delay_ns, ..Shape::default() });
+        let frames = 50;
+        (0..frames).for_each(|number| send(&mut world, number * if made_good { BETWEEN } else { 0 }, number, 1000));
+        let due = |number: u64| delay_ns + (number + 1) * BETWEEN;
+        let stood = due(10) - BETWEEN / 2;
+        let mut came: Vec<_> = run(&mut world, stood).iter().map(|(time, ..)| *time).collect();
+        assert_eq!(came, (0..10).map(due).collect::<Vec<_>>());
+        let late = 2 * MS;
+        let on = due(10) + late;
+        world.go_on(at(on));
+        assert_eq!(world.next_due(), Some(at(on)));
+        came.extend(run(&mut world, S).iter().map(|(time, ..)| *time));
+        assert_eq!(came.len() as u64, frames);
+        for (number, pair) in (11..).zip(came[10..].windows(2)) {
+            assert!((due(number)..=due(number) + late).contains(&pair[1]), "{number}: {} instead of {}", pair[1], due(number));
+            let apart = pair[1] - pair[0];
+            assert!((BETWEEN - BETWEEN / 8 - 1..=BETWEEN + 1).contains(&apart), "{number} comes {apart} ns after the one before it");
+        }
+        assert_eq!(came[49] == due(49), made_good);
+    }
+}
+
+/// Nobody waits longer for what was overdue by seconds.
+#[test]
+fn a_link_that_stood_for_long_makes_no_more_good_than_it_can() {
+    let mut world = one_way(Shape { delay_ns: 200 * MS, ..Shape::default() });
+    (0..100).for_each(|number| send(&mut world, number * MS, number, 60));
+    assert_eq!(run(&mut world, 0).len(), 0);
+    world.go_on(at(S));
+    assert_eq!(run(&mut world, S).len(), 100, "all of it is overdue by more than is made good");
+    send(&mut world, S, 100, 60);
+    assert_eq!(run(&mut world, 2 * S)[0].0, S + 200 * MS);
+}
+
 /// Within one part in a hundred over a second, or over as many frames as are enough for fast links. It is exact to a frame and a nanosecond.
 #[test]
 fn rates_are_exact_for_frames_of_any_size() {

@@ -95,6 +95,13 @@ struct State {
     device: Box<dyn Device>,
 }
 
+impl State {
+    /// The rings that are to be served, and where their guest kicks.
+    fn kicks(&self) -> Vec<(usize, Arc<File>)> {
+        self.rings.iter().enumerate().filter_map(|(i, ring)| Some((i, ring.kick()?))).collect()
+    }
+}
+
 impl Link {
     /// A connection without memory and with all rings stopped.
     pub fn new(backend: Arc<dyn Backend>, tracking: Arc<Tracking>, running: Running) -> io::Result<Arc<Self>> {
@@ -126,22 +133,29 @@ impl Link {
                 ring.stop();
             }
         });
+        self.wake();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Changes the state with no request in flight, then lets the worker have a look.
+    /// Changes the state with no request in flight. The worker has a look if other rings are to be served then: of the dozens of messages with which QEMU goes on after a
+    /// pause two or three say so, and each look keeps QEMU and its guest from a processor.
     fn change<R>(&self, with: impl FnOnce(&mut State) -> R) -> R {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         let mut state = self.lock();
         self.waiting.fetch_sub(1, Ordering::AcqRel);
+        let before = state.kicks();
         let result = with(&mut state);
+        let after = state.kicks();
+        let is_known = after.len() == before.len() && after.iter().zip(&before).all(|((a, to), (b, from))| a == b && Arc::ptr_eq(to, from));
         let started = state.rings.iter().filter(|ring| ring.is_started()).count();
         self.running.0.rings.store(started, Ordering::Release);
         drop(state);
-        self.wake();
+        if !is_known {
+            self.wake();
+        }
         result
     }
 
@@ -180,8 +194,7 @@ impl Link {
             let (woken, kicked) = poll_for(&self.wake, &kicks, time)?;
             if woken {
                 Ring::take_kick(&self.wake);
-                let state = self.lock();
-                kicks = state.rings.iter().enumerate().filter_map(|(i, ring)| Some((i, ring.kick()?))).collect();
+                kicks = self.lock().kicks();
                 // A ring that was just started may hold requests whose kick went to somebody else.
                 kicks.iter().for_each(|(i, _)| next[*i] = Next::Again);
             }
@@ -324,8 +337,13 @@ impl Protocol {
     fn set_ram(&self, with: impl FnOnce(&GuestRam) -> io::Result<GuestRam>) -> Result<()> {
         self.0.change(|state| {
             state.ram = with(&state.ram).map_err(Error::ReqHandlerError)?;
-            Ok(())
-        })
+            Ok::<_, Error>(())
+        })?;
+        if self.0.running.rings() > 0 {
+            // What could not be had before may be had now.
+            self.0.wake();
+        }
+        Ok(())
     }
 }
 

@@ -25,6 +25,7 @@ pub fn session(data: &[u8]) {
     SESSION.with(|session| {
         let shared = shared();
         shared.thaw();
+        shared.turn(None);
         (0..FRAMES).for_each(|byte| shared.accept(InterfaceId(1), vec![byte; 60].into()));
         session.run(data, Arc::new(Nic { id: OURS, shared }), put_buffers);
     });

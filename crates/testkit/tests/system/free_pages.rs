@@ -171,11 +171,14 @@ fn what_the_kernel_says_of_each_page(run: &Run) {
         let words: Vec<_> = words.split_ascii_whitespace().map(|word| u64::from_str_radix(word, 16).expect("a number")).collect();
         words.as_chunks::<2>().0.iter().map(|[low, high]| low | high << 32).collect::<Vec<_>>()
     };
+    // What works on takes and gives back pages between the looks.
+    shell_output(body.machine(), BOOT, "killall -STOP work selfcheck && sync");
     let before = flags();
     let mut seen = None;
     run.checkpoint_observed(None, &mut |body| seen = Some(Snapshot::of(body).free)).expect("a checkpoint");
     let free = seen.expect("the pause was seen");
     let after = flags();
+    shell_output(body.machine(), BOOT, "killall -CONT work selfcheck");
     assert!(before.len() >= 60_000 && after.len() == before.len(), "{} pages", before.len());
     let throughout = |bits: u64| -> Vec<PageNumber> {
         let pages = (0..before.len()).filter(|page| before[*page] & bits != 0 && after[*page] & bits != 0);
