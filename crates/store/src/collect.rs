@@ -43,6 +43,11 @@ use std::{
     path::PathBuf,
 };
 
+/// A pack is small that is shorter than this: a thirty-second of one that a collection writes.
+const SMALL_BYTES: u64 = 8 << 20;
+/// So many small packs are too many.
+const MANY: usize = 32;
+
 /// How often a collection looks who descends from whom beside others who commit, before they wait for it.
 const LOOKS: usize = 3;
 
@@ -51,7 +56,7 @@ const LOOKS: usize = 3;
 #[serde(default)]
 pub struct CollectOptions {
     /// A pack that holds anything dead is rewritten when less than this part of its bytes is alive, in percent. 0: packs only go as a whole.
-    /// 100: nothing dead is left.
+    /// 100: nothing dead is left. Many small packs are put together, unless it is 0.
     pub rewrite_below: u8,
     /// Wait for the checkpoints that are being written when the collection begins, and for another collection. Else what they might still
     /// refer to is left to the next collection, and beside another one this one is refused.
@@ -77,7 +82,7 @@ pub enum CollectStage {
     Hide,
     /// Waits for checkpoints being written that may refer to it; counts them.
     Wait,
-    /// Copies what is alive out of packs that are mostly dead, in the order in which it will be read; counts packs.
+    /// Copies what is alive out of packs that are mostly dead, or many and small, in the order in which it will be read; counts packs.
     Rewrite,
     /// Removes what is dead; counts objects.
     Remove,
@@ -180,6 +185,8 @@ impl Turn {
 enum Fate {
     Keep,
     Rewrite,
+    /// One of many small ones: rewritten with the others.
+    PutTogether,
     Remove,
 }
 
@@ -321,6 +328,23 @@ impl<'a> Collection<'a> {
             }
             self.fates.insert(*number, fate);
         }
+        self.put_small_ones_together();
+    }
+
+    /// Many small packs are copied into few, though nothing in them may be dead: each checkpoint has one, and what is read together lies in as many, in frames that hold little else of it. Each
+    /// page is copied once for that, since packs of some hundred checkpoints are small no more.
+    fn put_small_ones_together(&mut self) {
+        let goes = |number| self.fates.get(number).is_some_and(|fate| *fate != Fate::Keep);
+        let small = self.marker.packs.iter().filter(|(number, marks)| marks.length < SMALL_BYTES && !goes(number));
+        let small: Vec<_> = small.map(|(number, _)| *number).collect();
+        if small.len() >= MANY && self.options.rewrite_below > 0 {
+            for number in small {
+                if self.fates.insert(number, Fate::PutTogether).is_some() {
+                    let marks = &self.marker.packs[&number];
+                    self.told.bytes_dead -= marks.bytes() - marks.bytes_alive();
+                }
+            }
+        }
     }
 
     fn estimate(&mut self, files: &[(PathBuf, PackId)]) -> Result<()> {
@@ -328,10 +352,10 @@ impl<'a> Collection<'a> {
             let marks = &self.marker.packs[number];
             let freed = match fate {
                 Fate::Keep => continue,
-                Fate::Rewrite => marks.bytes() - marks.bytes_alive(),
+                Fate::Rewrite | Fate::PutTogether => marks.bytes() - marks.bytes_alive(),
                 Fate::Remove => marks.length,
             };
-            self.told.packs_rewritten += u64::from(*fate == Fate::Rewrite);
+            self.told.packs_rewritten += u64::from(*fate != Fate::Remove);
             self.told.packs_removed += 1;
             self.told.objects_removed += (marks.objects() - marks.alive()) as u64;
             self.told.bytes_after -= freed;
@@ -415,7 +439,7 @@ impl<'a> Collection<'a> {
             .filter(|(pack, fate)| **fate == Fate::Remove && marks[*pack].alive() > 0)
             .for_each(|(_, fate)| *fate = Fate::Rewrite);
         // What came to life as a whole stays: written anew it would be the very same pack.
-        self.fates.retain(|pack, _| marks[pack].alive() < marks[pack].objects());
+        self.fates.retain(|pack, fate| *fate == Fate::PutTogether || marks[pack].alive() < marks[pack].objects());
         let [stay, go] = [Fate::Keep, Fate::Remove].map(|fate| self.packs_that(fate));
         self.told.objects_removed += self.forget_dead(&stay)?.removed;
         self.remove_packs(&go)

@@ -10,8 +10,9 @@ use fermata_api::{
 
 /// Free the space of removed checkpoints
 ///
-/// Packs that no checkpoint needs are removed, and packs that are mostly unneeded are written anew. Checkpoints go on being taken and gone to meanwhile. It
-/// may be interrupted at any time; the next one goes on. A keeper does it by itself once checkpoints were removed that had stored a tenth of what the store takes.
+/// Packs that no checkpoint needs are removed. Packs that are mostly unneeded are written anew, and so are small ones if there are many, in the order in which
+/// they will be read. Checkpoints go on being taken and gone to meanwhile. It may be interrupted at any time; the next one goes on. A keeper does it by itself
+/// once checkpoints were removed that had stored a tenth of what the store takes.
 /// Golden images that came from a remote go, too, once no checkpoint stands on them.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
@@ -23,7 +24,7 @@ pub struct Gc {
     /// Only say what would be freed
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Write a pack anew when less than this part of it is needed; 0: never, 100: whenever anything in it is not
+    /// Write a pack anew when less than this part of it is needed; 0: none, however small, 100: whenever anything in it is not
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     rewrite_below: u8,
     /// Do not wait for checkpoints that are being written, nor for another collection

@@ -1,4 +1,4 @@
-//! Rewriting: what is alive in packs that are mostly dead is copied into new ones, in the order in which it will be read.
+//! Rewriting: what is alive in packs that are mostly dead, or many and small, is copied into new ones, in the order in which it will be read.
 //!
 //! Pages that are read together may have been stored by many checkpoints, and lie in as many packs. The page tables say which they are. So the tables are walked, those of
 //! the newest checkpoints first, and the pages that they name in packs that go are copied as they come, some thousand at a time: of those each frame is read once, wherever
@@ -32,9 +32,10 @@ struct Ordered<'p> {
 }
 
 impl Collection<'_> {
-    /// Copies what is alive in packs that are mostly dead into new ones, and removes the old.
+    /// Copies what is alive in packs that are mostly dead, or many and small, into new ones, and removes the old.
     pub(super) fn rewrite(&mut self) -> Result<()> {
-        let all = self.packs_that(Fate::Rewrite);
+        let mut all = [Fate::Rewrite, Fate::PutTogether].map(|fate| self.packs_that(fate)).concat();
+        all.sort_unstable();
         let (mut left, total) = (&all[..], all.len() as u64);
         while !left.is_empty() {
             (self.progress)(CollectStage::Rewrite, Progress { done: total - left.len() as u64, total });

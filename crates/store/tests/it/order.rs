@@ -1,7 +1,7 @@
 //! Disks of which each checkpoint wrote some blocks here and there: once packs are rewritten, their blocks lie in the order of the disk.
 
 use crate::common::*;
-use fermata_store::{CollectOptions, Removal, Store};
+use fermata_store::{CollectOptions, Record, Removal, Store, VerifyOptions};
 use fermata_types::*;
 use std::{collections::BTreeMap, time::Instant};
 
@@ -75,4 +75,42 @@ fn blocks_of_many_checkpoints_lie_in_order_once_they_are_rewritten() {
     );
     // The newest pack has nothing dead and stays as it is, so that it lies between the others.
     assert!(after <= least + least / 8 && before > after + after / 4, "{before} frames before, {after} after, {least} of one");
+}
+
+/// Each of many checkpoints wrote some pieces, shorter than a frame, that no later one wrote: nothing is dead, and one who reads the disk needs a frame for each piece.
+#[test]
+fn small_packs_are_put_together_though_nothing_in_them_is_dead() {
+    let dir = memory_dir();
+    let store = open(dir.path()).unwrap();
+    let (mut root, mut head, mut content) = (Root::empty(PAGES.into()), None, BTreeMap::new());
+    let (checkpoints, piece) = (100, CLUSTER / 4);
+    for step in 0..checkpoints {
+        let mut writer = store.writer().unwrap();
+        let pieces = (0..PAGES / piece).filter(|number| (number.wrapping_mul(0x9e37_79b9) >> 8) % checkpoints == step);
+        let written: Vec<_> = pieces.flat_map(|number| number * piece..(number + 1) * piece).map(|page| (page, u64::from(page))).collect();
+        root = put(&mut writer, &root, &written);
+        content.extend(written);
+        let record = record_of(head, "main", &step.to_string(), root);
+        // One after the other: the tables of the newest are walked first.
+        head = Some(writer.commit(&Record { created_ns: record.created_ns + u64::from(step), ..record }).unwrap());
+    }
+    let (before, _) = read_all(&store, &root, &content);
+    let dry = store.collect(&CollectOptions { dry_run: true, ..CollectOptions::default() }, &mut |_, _| {}).unwrap();
+    let left = store.collect(&CollectOptions { rewrite_below: 0, ..CollectOptions::default() }, &mut |_, _| {}).unwrap();
+    assert_eq!((left.packs_removed, left.packs_written, left.packs), (0, 0, u64::from(checkpoints)));
+    let told = store.collect(&CollectOptions::default(), &mut |_, _| {}).unwrap();
+    // One of the disk's blocks, and one of all else.
+    assert_eq!(
+        (told.packs_rewritten, told.packs_removed, told.packs_written, told.objects_removed),
+        (u64::from(checkpoints), u64::from(checkpoints), 2, 0)
+    );
+    assert_eq!((dry.packs_rewritten, dry.packs_removed), (told.packs_rewritten, told.packs_removed));
+    let (after, _) = read_all(&store, &root, &content);
+    let least = content.len().div_ceil(CLUSTER as usize);
+    println!("{before} frames before, {after} after, of {} blocks", content.len());
+    assert!(after <= least + least / 4 && before > 2 * after, "{before} frames before, {after} after, some {least} would do");
+    // All are there, and nothing is left to be put together.
+    assert_eq!(store.verify(&VerifyOptions::default(), &mut |_, _| {}).unwrap().damage, []);
+    let again = store.collect(&CollectOptions::default(), &mut |_, _| {}).unwrap();
+    assert_eq!((again.packs, again.packs_rewritten, again.packs_removed), (2, 0, 0));
 }
