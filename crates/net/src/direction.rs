@@ -23,6 +23,10 @@ pub(crate) const LANDED_MAX: usize = 1024;
 pub(crate) const FRAME_COST: usize = 64;
 
 const NS_PER_S: u64 = 1_000_000_000;
+/// Time for which a direction stood is made good within so many times of it.
+const MADE_GOOD_IN: u64 = 8;
+/// More than this is not: what is overdue by more happens at once, and nothing is late by more for the sake of what came before it.
+const MADE_GOOD_MAX_NS: u64 = 20_000_000;
 
 /// The memory that frames may take.
 #[derive(Debug, Clone)]
@@ -298,6 +302,18 @@ impl Direction {
         self.queue.shift(&moved);
         self.flying.iter_mut().for_each(|flying| flying.due = moved(flying.due));
         self.codel.shift(moved);
+    }
+
+    /// Goes on at this time after it stood: see [`World::go_on`](crate::World::go_on).
+    pub fn go_on(&mut self, now: u64) {
+        let (Some(first), Some(arrival)) = (self.next(), self.earliest_arrival()) else { return };
+        let late = now.saturating_sub(arrival).min(MADE_GOOD_MAX_NS);
+        if late == 0 {
+            return;
+        }
+        // What has been stays: a transmitter that is free takes the next frame when it is sent.
+        let moved = |at: u64| at.saturating_add(late.saturating_sub(at.saturating_sub(arrival) / MADE_GOOD_IN));
+        self.shift(|at| if at < first { at } else { moved(at) });
     }
 
     /// Plugs the cable in, or out: then what is on it is lost, and so is all that it would have held up.

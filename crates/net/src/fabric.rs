@@ -427,13 +427,7 @@ impl Shared {
     }
 
     fn freeze(&self) -> bool {
-        self.state().is_none_or(|mut state| {
-            if !state.frozen {
-                // What is late already would be later by all of the pause.
-                self.deliver(&mut state);
-            }
-            std::mem::replace(&mut state.frozen, true)
-        })
+        self.state().is_none_or(|mut state| std::mem::replace(&mut state.frozen, true))
     }
 
     /// The driver of a guest has been reset, as in one that reboots: what waits for buffers that it laid in before is lost.
@@ -474,20 +468,15 @@ impl Shared {
         if state.frozen {
             return;
         }
-        self.deliver(&mut state);
-        let set = self.due(&state.world).map_or_else(|| self.timer.clear(), |at| self.timer.set(at));
-        set.expect("a timer takes every time");
-    }
-
-    /// Takes in what guests have sent, and hands over what is due.
-    fn deliver(&self, state: &mut State) {
-        self.take_in(state);
-        let State { world, listening, receiver, .. } = state;
+        self.take_in(&mut state);
+        let State { world, listening, receiver, .. } = &mut *state;
         let now = self.clock.now();
         // What was sent last before a pause may have been later than what the clock goes on from.
         if now >= world.now() {
             world.deliver(now, &mut |interface, frame| self.hand_over(interface, frame, listening, receiver));
         }
+        let set = self.due(world).map_or_else(|| self.timer.clear(), |at| self.timer.set(at));
+        set.expect("a timer takes every time");
     }
 
     /// The host's time at which the next turn is to be taken, if nothing is sent until then and the clock runs.

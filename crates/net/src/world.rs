@@ -11,11 +11,6 @@ use crate::{
 use fermata_types::{Perturbation, VirtualTime};
 use std::collections::BTreeSet;
 
-/// Time for which it stood is made good within so many times of it.
-const MADE_GOOD_IN: u64 = 8;
-/// More than this is not: what is overdue by more happens at once, and nothing is late by more for the sake of what came before it.
-const MADE_GOOD_MAX_NS: u64 = 20_000_000;
-
 /// All cables and switches of an experiment, with every frame in them.
 ///
 /// It has no clock and does nothing by itself. Each call is given the virtual time, and first does what was due until then, each thing at
@@ -240,27 +235,20 @@ impl World {
 
     /// Moves all that is in it in time: from now on each thing happens so many nanoseconds later, or earlier, than it would have.
     pub fn shift(&mut self, by: i64) {
-        if by != 0 {
-            self.move_times(|at| at.saturating_add_signed(by));
+        if by == 0 {
+            return;
         }
-    }
-
-    /// Goes on at this time, in which nobody has called [`deliver`](Self::deliver) for a while. What was due meanwhile happens from now on, one thing after the other as it would have, and what
-    /// follows happens a little faster until the time is made good. All at once would be more than a link carries, and its receiver would see it.
-    pub fn go_on(&mut self, now: VirtualTime) {
-        let first = self.agenda.first().map_or(u64::MAX, |(at, _)| *at);
-        let late = now.ns.saturating_sub(first).min(MADE_GOOD_MAX_NS);
-        if late > 0 {
-            self.move_times(|at| at.checked_sub(first).map_or(at, |after| at.saturating_add(late.saturating_sub(after / MADE_GOOD_IN))));
-        }
-    }
-
-    /// `moved` keeps times in their order.
-    fn move_times(&mut self, moved: impl Fn(u64) -> u64) {
+        let moved = |at: u64| at.saturating_add_signed(by);
         self.now = moved(self.now);
-        self.directions.iter_mut().for_each(|direction| direction.shift(&moved));
-        self.switches.iter_mut().for_each(|switch| switch.shift(&moved));
+        self.directions.iter_mut().for_each(|direction| direction.shift(moved));
+        self.switches.iter_mut().for_each(|switch| switch.shift(moved));
         self.agenda = self.agenda.iter().map(|(at, index)| (moved(*at), *index)).collect();
+    }
+
+    /// Goes on at this time, in which nobody has called [`deliver`](Self::deliver) for a while. What was to arrive meanwhile arrives from now on, one frame after the other as it would have, and what
+    /// follows it there arrives a little faster until the time is made good. All at once would be more than a link carries, and its receiver would see it.
+    pub fn go_on(&mut self, now: VirtualTime) {
+        (0..self.directions.len()).for_each(|index| self.change(index, |direction, _| direction.go_on(now.ns)));
     }
 
     /// The time until which it has done what was due.

@@ -78,6 +78,18 @@ fn what_was_due_while_a_link_stood_comes_one_after_the_other() {
     }
 }
 
+/// Where nothing was to arrive meanwhile, nothing is late.
+#[test]
+fn a_link_is_late_by_itself() {
+    let delayed = |delay_ns| Shape { delay_ns, ..Shape::default() };
+    let mut world = World::new(&pair(delayed(MS), delayed(5 * MS)), 1).unwrap();
+    send(&mut world, 0, 1, 60);
+    world.send(at(0), B, &frame(mac(0), mac(1), 2, 60));
+    world.go_on(at(3 * MS));
+    let came: Vec<_> = run(&mut world, S).iter().map(|(time, to, _)| (*time, *to)).collect();
+    assert_eq!(came, [(3 * MS, B), (5 * MS, A)]);
+}
+
 /// Nobody waits longer for what was overdue by seconds.
 #[test]
 fn a_link_that_stood_for_long_makes_no_more_good_than_it_can() {

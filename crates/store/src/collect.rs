@@ -6,8 +6,8 @@
 //! 3. **Wait** until all writers that were there are over. They may have relied on what is hidden now; those that began later cannot.
 //! 4. **Mark** what their checkpoints need. What was hidden and is alive after all is found again. From now on nothing can come to refer to what
 //!    is hidden.
-//! 5. **Remove** dead packs: first their entries, then the file. **Rewrite** packs that are mostly dead: the new pack is made durable, the index
-//!    finds its objects there, the old pack is removed (`rewrite`). Readers that looked before look again.
+//! 5. **Remove** dead packs: first their entries, then the file. **Rewrite** packs that are mostly dead, or many and small: the new pack is made
+//!    durable, the index finds its objects there, the old pack is removed (`rewrite`). Readers that looked before look again.
 //!
 //! What was committed and removed again meanwhile counts as alive: its pack may be newer than the marks, and stays with all that it stands on.
 //!
@@ -323,12 +323,11 @@ impl<'a> Collection<'a> {
                 _ if is_low && marks.bytes() - bytes_alive > TOLD_APART_BYTES => Fate::Rewrite,
                 _ => Fate::Keep,
             };
-            if fate == Fate::Keep {
-                self.told.bytes_dead += marks.bytes() - bytes_alive;
-            }
             self.fates.insert(*number, fate);
         }
         self.put_small_ones_together();
+        let dead = |pack: &u32| self.marker.packs[pack].bytes() - self.marker.packs[pack].bytes_alive();
+        self.told.bytes_dead = self.packs_that(Fate::Keep).iter().map(dead).sum();
     }
 
     /// Many small packs are copied into few, though nothing in them may be dead: each checkpoint has one, and what is read together lies in as many, in frames that hold little else of it. Each
@@ -338,12 +337,7 @@ impl<'a> Collection<'a> {
         let small = self.marker.packs.iter().filter(|(number, marks)| marks.length < SMALL_BYTES && !goes(number));
         let small: Vec<_> = small.map(|(number, _)| *number).collect();
         if small.len() >= MANY && self.options.rewrite_below > 0 {
-            for number in small {
-                if self.fates.insert(number, Fate::PutTogether).is_some() {
-                    let marks = &self.marker.packs[&number];
-                    self.told.bytes_dead -= marks.bytes() - marks.bytes_alive();
-                }
-            }
+            self.fates.extend(small.into_iter().map(|number| (number, Fate::PutTogether)));
         }
     }
 

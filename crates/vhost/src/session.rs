@@ -140,8 +140,8 @@ impl Link {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Changes the state with no request in flight. The worker has a look if other rings are to be served then: of the dozens of messages with which QEMU goes on after a
-    /// pause two or three say so, and each look keeps QEMU and its guest from a processor.
+    /// Changes the state with no request in flight. The worker has a look if other rings are to be served then: of the dozen messages and more with which QEMU goes on after a
+    /// pause two say so, and each look keeps QEMU and its guest from a processor.
     fn change<R>(&self, with: impl FnOnce(&mut State) -> R) -> R {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         let mut state = self.lock();
