@@ -5,13 +5,23 @@
 
 use crate::MemoryFile;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mprotect, munmap};
-use std::{io, ops::Range, sync::Arc};
+use std::{
+    io,
+    ops::Range,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
+};
 
 /// Where areas are laid: between where Linux puts programs and heaps (0x55..., 0x56...) and where it maps files and stacks (0x7f...).
 const FIRST: u64 = 0x6000_0000_0000;
 /// Each begins at a multiple of this, in one of so many places.
 const STEP: u64 = 1 << 36;
 const PLACES: u64 = 256;
+
+/// Mappings that places were cut into, beyond one for each.
+static PIECES: AtomicI64 = AtomicI64::new(0);
 
 /// Memory of fixed size, shared by nobody.
 #[derive(Debug)]
@@ -25,6 +35,20 @@ pub struct AreaMemory {
 pub struct Place {
     start: u64,
     bytes: u64,
+    /// Mappings that it is cut into beyond the one, about: threads that open pages beside each other may be off by a few.
+    pieces: AtomicI64,
+}
+
+/// How many pieces there may be. Each run of open pages is a mapping of its own, and the kernel lets a process have so many (`vm.max_map_count`): a quarter of
+/// them is left to the program, or it could start no thread and map no memory.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(crate) fn pieces_max() -> i64 {
+    static MAX: OnceLock<i64> = OnceLock::new();
+    *MAX.get_or_init(|| {
+        let mappings = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());
+        // What Linux has where nobody sets it.
+        mappings.unwrap_or(65_530) / 4 * 3
+    })
 }
 
 impl Place {
@@ -43,11 +67,35 @@ impl Place {
         self.start..self.start + self.bytes
     }
 
-    /// Closes some of it to writes, or opens it.
+    /// Closes it to writes, or opens it. What is left out is so already: it is one piece again.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(crate) fn protect(&self, range: Range<u64>, close: bool) -> io::Result<()> {
-        assert!(self.start <= range.start && range.start <= range.end && range.end <= self.range().end);
         let flags = if close { MprotectFlags::READ } else { MprotectFlags::READ | MprotectFlags::WRITE };
+        self.set(range, flags)?;
+        PIECES.fetch_sub(self.pieces.swap(0, Relaxed), Relaxed);
+        Ok(())
+    }
+
+    /// Opens some of it, of whose two neighbours so many are open. `OutOfMemory`: there would be too many pieces ([`pieces_max`]). For handlers, too.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub(crate) fn open(&self, range: Range<u64>, beside: i64) -> io::Result<()> {
+        let more = 2 - 2 * beside;
+        if PIECES.load(Relaxed) + more > pieces_max() {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        self.set(range, MprotectFlags::READ | MprotectFlags::WRITE)?;
+        self.pieces.fetch_add(more, Relaxed);
+        PIECES.fetch_add(more, Relaxed);
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn pieces(&self) -> i64 {
+        self.pieces.load(Relaxed)
+    }
+
+    fn set(&self, range: Range<u64>, flags: MprotectFlags) -> io::Result<()> {
+        assert!(self.start <= range.start && range.start <= range.end && range.end <= self.range().end);
         // SAFETY: pages of our own mapping. Writes to closed ones come to a handler.
         unsafe { mprotect(range.start as *mut _, (range.end - range.start) as usize, flags)? };
         Ok(())
@@ -56,6 +104,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
+        PIECES.fetch_sub(*self.pieces.get_mut(), Relaxed);
         // SAFETY: exactly the mapping made in `AreaMemory::at` or `Place::second`. Slices of it live no longer than the `AreaMemory`, which holds this.
         let _ = unsafe { munmap(self.start as *mut _, self.bytes as usize) };
     }
@@ -134,7 +183,7 @@ impl Place {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, which replaces no other: at an address of the kernel's choice, or with FIXED_NOREPLACE.
         let start = unsafe { mmap(address, bytes as usize, access, MapFlags::SHARED | flags, file, 0)? } as u64;
-        let place = Self { start, bytes };
+        let place = Self { start, bytes, pieces: AtomicI64::new(0) };
         if !address.is_null() && start != address as u64 {
             // A kernel that does not know the flag takes the address for a wish.
             return Err(io::ErrorKind::AlreadyExists.into());

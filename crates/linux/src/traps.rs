@@ -15,6 +15,7 @@
 
 use crate::{
     AreaMemory, Behind, Place,
+    area_memory::pieces_max,
     behind::{Shelf, Unheard},
     emulate,
     zeroed::Zeroed,
@@ -103,6 +104,11 @@ struct Bits {
 impl Bits {
     fn new(pages: u64) -> Self {
         Self { pages: Zeroed::new(pages.div_ceil(64)), groups: Zeroed::new(pages.div_ceil(64 * 64)) }
+    }
+
+    fn has(&self, page: u64) -> bool {
+        let group = (page / 64) as usize;
+        group < self.pages.len() && self.pages.at(group).load(SeqCst) & 1 << (page % 64) != 0
     }
 
     fn set(&self, page: u64) {
@@ -220,7 +226,10 @@ impl Trap {
         let at = |page: &u32| watched.range.start + u64::from(*page) * PAGE;
         let (Some(first), Some(last)) = (pages.iter().min(), pages.iter().max()) else { return behind };
         let is_closed = match watched.rests.load(SeqCst) {
-            true => watched.shelf.close(at(first)..at(last) + PAGE).is_ok(),
+            true => {
+                watched.opened.take_all(|_| ());
+                watched.shelf.close(at(first)..at(last) + PAGE).is_ok()
+            }
             false => !watched.all_open.load(SeqCst),
         };
         if !is_closed {
@@ -235,14 +244,7 @@ impl Trap {
         let watched = self.watched();
         // A handler of the program's that writes to a page that is just being copied would wait for this thread.
         let _unheard = Unheard::new();
-        let at = |page: u32| watched.range.start + u64::from(page) * PAGE;
-        let mark = || pages.clone().for_each(|page| watched.note_open(page.into()));
-        pages.clone().for_each(|page| watched.shelf.save(page.into()));
-        mark();
-        let opened = watched.place.protect(at(pages.start)..at(pages.end), false);
-        // Again, for whoever took and closed in between.
-        mark();
-        opened
+        watched.open(u64::from(pages.start)..u64::from(pages.end))
     }
 
     /// Calls `each` with every page that was written since the last call, in order, and watches them again. What others write meanwhile is named now or by
@@ -354,18 +356,24 @@ impl Watched {
             }
         }
         let page = (address - self.range.start) / PAGE;
-        let at = self.range.start + page * PAGE;
-        self.shelf.save(page);
-        self.note_open(page);
-        if self.place.protect(at..at + PAGE, false).is_ok() {
+        self.open(page..page + 1).is_ok()
+    }
+
+    /// Opens pages, or all of them where there would be too many mappings. They count as written whole. For handlers, too.
+    fn open(&self, pages: Range<u64>) -> io::Result<()> {
+        let mark = || pages.clone().for_each(|page| self.note_open(page));
+        pages.clone().for_each(|page| self.shelf.save(page));
+        mark();
+        let at = |page: u64| self.range.start + page * PAGE;
+        let beside = [pages.start.wrapping_sub(1), pages.end].into_iter().filter(|page| self.opened.has(*page)).count();
+        if self.place.open(at(pages.start)..at(pages.end), beside as i64).is_ok() {
             // Again, for whoever took and closed in between.
-            self.note_open(page);
-            return true;
+            mark();
+            return Ok(());
         }
-        // Each run of open pages is a mapping of its own, and the kernel has a limit for them.
         self.shelf.save_all();
         self.all_open.store(true, SeqCst);
-        let opened = self.place.protect(self.range.clone(), false).is_ok();
+        let opened = self.place.protect(self.range.clone(), false);
         self.all_open.store(true, SeqCst);
         opened
     }
@@ -377,6 +385,8 @@ fn install() -> io::Result<()> {
         return Ok(());
     }
     emulate::prepare();
+    // Where no handler has to read it.
+    pieces_max();
     // SAFETY: the previous action is written while nobody reads it, as ours is not yet installed; ours is a function of the right form.
     unsafe {
         if libc::sigaction(libc::SIGSEGV, std::ptr::null(), (*PREVIOUS.0.get()).as_mut_ptr()) != 0 {
