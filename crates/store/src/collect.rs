@@ -47,6 +47,8 @@ use std::{
 const SMALL_BYTES: u64 = 8 << 20;
 /// So many small packs are too many.
 const MANY: usize = 32;
+/// Putting them together leaves as much room on the disk for checkpoints that come meanwhile.
+const ROOM_LEFT: u64 = 256 << 20;
 
 /// How often a collection looks who descends from whom beside others who commit, before they wait for it.
 const LOOKS: usize = 3;
@@ -239,7 +241,7 @@ impl<'a> Collection<'a> {
         self.told.bytes_before = self.marker.packs.values().map(|pack| pack.length).sum();
         self.told.bytes_after = self.told.bytes_before;
         self.mark()?;
-        self.decide();
+        self.decide()?;
         let files = self.unnamed()?;
         if self.options.dry_run {
             self.estimate(&files)?;
@@ -311,7 +313,7 @@ impl<'a> Collection<'a> {
         Ok(())
     }
 
-    fn decide(&mut self) {
+    fn decide(&mut self) -> Result<()> {
         for (number, marks) in &self.marker.packs {
             let (alive, bytes_alive) = (marks.alive(), marks.bytes_alive());
             if alive == marks.objects() {
@@ -325,20 +327,29 @@ impl<'a> Collection<'a> {
             };
             self.fates.insert(*number, fate);
         }
-        self.put_small_ones_together();
+        self.put_small_ones_together()?;
         let dead = |pack: &u32| self.marker.packs[pack].bytes() - self.marker.packs[pack].bytes_alive();
         self.told.bytes_dead = self.packs_that(Fate::Keep).iter().map(dead).sum();
+        Ok(())
     }
 
     /// Many small packs are copied into few, though nothing in them may be dead: each checkpoint has one, and what is read together lies in as many, in frames that hold little else of it. Each
-    /// page is copied once for that, since packs of some hundred checkpoints are small no more.
-    fn put_small_ones_together(&mut self) {
+    /// page is copied once for that, since packs of some hundred checkpoints are small no more. Where the disk is nearly full they stay: it frees nothing.
+    fn put_small_ones_together(&mut self) -> Result<()> {
         let goes = |number| self.fates.get(number).is_some_and(|fate| *fate != Fate::Keep);
         let small = self.marker.packs.iter().filter(|(number, marks)| marks.length < SMALL_BYTES && !goes(number));
         let small: Vec<_> = small.map(|(number, _)| *number).collect();
-        if small.len() >= MANY && self.options.rewrite_below > 0 {
+        if small.len() < MANY || self.options.rewrite_below == 0 {
+            return Ok(());
+        }
+        let inner = &self.store.0;
+        let directory = inner.shelf().directory;
+        let room = inner.medium.room(&directory).map_err(Error::io("look at the room in", &directory))?;
+        let bytes: u64 = small.iter().map(|number| self.marker.packs[number].length).sum();
+        if room >= bytes.min(rewrite::TOGETHER_BYTES) + ROOM_LEFT {
             self.fates.extend(small.into_iter().map(|number| (number, Fate::PutTogether)));
         }
+        Ok(())
     }
 
     fn estimate(&mut self, files: &[(PathBuf, PackId)]) -> Result<()> {

@@ -44,6 +44,11 @@ pub(crate) trait Medium: Send + Sync {
     fn remove_tree(&self, path: &Path) -> io::Result<()> {
         std::fs::remove_dir_all(path)
     }
+    /// How many bytes there is room for.
+    fn room(&self, directory: &Path) -> io::Result<u64> {
+        let found = rustix::fs::statvfs(directory)?;
+        Ok(found.f_bavail.saturating_mul(found.f_frsize))
+    }
     /// Commits a transaction of the index. LMDB does that in its own way: all of it is durable afterwards, or none of it happened.
     fn commit(&self, transaction: heed::RwTxn<'_>) -> heed::Result<()> {
         transaction.commit()

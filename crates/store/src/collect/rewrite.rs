@@ -19,7 +19,7 @@ const REWRITTEN_BYTES: u64 = 256 << 20;
 /// And when it has so many: their names are in memory, and pages may be compressed to a few bytes.
 const REWRITTEN_OBJECTS: usize = 1 << 17;
 /// Bytes that are alive in packs that are taken together: they are twice on the disk for a while.
-const TOGETHER_BYTES: u64 = 1 << 30;
+pub(super) const TOGETHER_BYTES: u64 = 1 << 30;
 /// Pages that are copied at once: 8 MiB. Few in tests, so that they are not all there are.
 const AT_ONCE: usize = if cfg!(test) { 24 } else { 2048 };
 

@@ -105,3 +105,44 @@ fn a_collection_that_found_no_room_is_done_by_the_next() {
     let told = store.collect(&options, &mut |_, _| {}).unwrap();
     assert_eq!((told.packs_removed, told.orphans, told.bytes_dead), (0, 0, 0));
 }
+
+/// Room for what is written, but for no more.
+#[derive(Default)]
+struct NearlyFull {
+    is_full: Mutex<bool>,
+    files: Mutex<u32>,
+}
+
+impl Medium for NearlyFull {
+    fn create(&self, path: &Path) -> io::Result<File> {
+        *self.files.lock().unwrap() += 1;
+        FileSystem.create(path)
+    }
+    fn room(&self, directory: &Path) -> io::Result<u64> {
+        if *self.is_full.lock().unwrap() { Ok(4096) } else { FileSystem.room(directory) }
+    }
+}
+
+#[test]
+fn where_there_is_no_room_small_packs_stay_and_dead_ones_go() {
+    let dir = memory_dir();
+    let medium = Arc::new(NearlyFull::default());
+    let store = open_on(dir.path(), medium.clone()).unwrap();
+    let mut head = None;
+    let ids: Vec<_> = (0..40).map(|step| *head.insert(grow(&store, head, step).unwrap())).collect();
+    // A pack that is dead as a whole: nobody descends from what is in it.
+    let alone = grow(&store, None, 50).unwrap();
+    store.remove(&Removal { checkpoints: vec![alone], ..Removal::default() }).unwrap();
+    let collect = |is_full| {
+        *medium.is_full.lock().unwrap() = is_full;
+        let (before, told) = (*medium.files.lock().unwrap(), store.collect(&CollectOptions::default(), &mut |_, _| {}).unwrap());
+        (told.packs_removed, told.packs_rewritten, told.packs_written, *medium.files.lock().unwrap() - before)
+    };
+    let (removed, rewritten, written, files) = collect(true);
+    assert_eq!((removed, rewritten, written), (1, 0, 0));
+    // What is removed is noted in a file of its own.
+    assert!(files <= 2, "{files}");
+    assert_eq!(verified(&store), ids.len());
+    assert_eq!(collect(false).1, ids.len() as u64);
+    assert_eq!(verified(&store), ids.len());
+}
