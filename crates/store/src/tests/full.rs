@@ -4,6 +4,7 @@ use super::{
     crash::{grow_by_half, memory_dir, verified},
     *,
 };
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
 /// Fails at operation after operation until `act` succeeds; `then` looks at what is left of each failure. Returns how many there were.
 fn at_every_operation(medium: &Failing, mut act: impl FnMut() -> crate::Result<()>, mut then: impl FnMut()) -> u32 {
@@ -109,17 +110,17 @@ fn a_collection_that_found_no_room_is_done_by_the_next() {
 /// Room for what is written, but for no more.
 #[derive(Default)]
 struct NearlyFull {
-    is_full: Mutex<bool>,
-    files: Mutex<u32>,
+    is_full: AtomicBool,
+    files: AtomicU32,
 }
 
 impl Medium for NearlyFull {
     fn create(&self, path: &Path) -> io::Result<File> {
-        *self.files.lock().unwrap() += 1;
+        self.files.fetch_add(1, SeqCst);
         FileSystem.create(path)
     }
     fn room(&self, directory: &Path) -> io::Result<u64> {
-        if *self.is_full.lock().unwrap() { Ok(4096) } else { FileSystem.room(directory) }
+        if self.is_full.load(SeqCst) { Ok(4096) } else { FileSystem.room(directory) }
     }
 }
 
@@ -130,13 +131,17 @@ fn where_there_is_no_room_small_packs_stay_and_dead_ones_go() {
     let store = open_on(dir.path(), medium.clone()).unwrap();
     let mut head = None;
     let ids: Vec<_> = (0..40).map(|step| *head.insert(grow(&store, head, step).unwrap())).collect();
-    // A pack that is dead as a whole: nobody descends from what is in it.
-    let alone = grow(&store, None, 50).unwrap();
+    // A pack that is dead as a whole: nobody shares what is in it.
+    let mut writer = store.writer().unwrap();
+    let entry = (0, Some(writer.put_page(&page(1 << 40)).unwrap().0));
+    let ram = writer.update_table(&Root::empty(4000), &[entry]).unwrap();
+    let alone = writer.commit(&Record { branch: "aside".into(), ..record(None, 50, ram, BTreeMap::new()) }).unwrap();
     store.remove(&Removal { checkpoints: vec![alone], ..Removal::default() }).unwrap();
     let collect = |is_full| {
-        *medium.is_full.lock().unwrap() = is_full;
-        let (before, told) = (*medium.files.lock().unwrap(), store.collect(&CollectOptions::default(), &mut |_, _| {}).unwrap());
-        (told.packs_removed, told.packs_rewritten, told.packs_written, *medium.files.lock().unwrap() - before)
+        medium.is_full.store(is_full, SeqCst);
+        let before = medium.files.load(SeqCst);
+        let told = store.collect(&CollectOptions::default(), &mut |_, _| {}).unwrap();
+        (told.packs_removed, told.packs_rewritten, told.packs_written, medium.files.load(SeqCst) - before)
     };
     let (removed, rewritten, written, files) = collect(true);
     assert_eq!((removed, rewritten, written), (1, 0, 0));
