@@ -16,6 +16,7 @@
 //! Each step leaves a whole store, so being killed anywhere only leaves work to the next collection: entries that are hidden, and files of packs
 //! that nothing names. Who collects or verifies takes turns by a lock that nobody else takes.
 
+mod abandoned;
 mod due;
 mod images;
 mod in_order;
@@ -119,6 +120,9 @@ pub struct Collected {
     pub images: u64,
     /// What they took on the disk.
     pub image_bytes: u64,
+    /// Bytes of packs that a pull fetched that was cut off, and that nobody took up for a day; not counted above.
+    #[serde(default)]
+    pub abandoned_bytes: u64,
     /// Checkpoints being written that kept this collection from removing anything; run it again when they are over.
     pub waiting_for: u64,
     /// Packs that cannot be read, and why. They stay.
@@ -246,6 +250,7 @@ impl<'a> Collection<'a> {
         if self.options.dry_run {
             self.estimate(&files)?;
             self.remove_images(self.lock_images())?;
+            self.remove_abandoned()?;
             return Ok(self.told);
         }
         self.unhide()?;
@@ -265,6 +270,7 @@ impl<'a> Collection<'a> {
         removed::write(self.store)?;
         self.remove_dead()?;
         self.remove_orphans(files)?;
+        self.remove_abandoned()?;
         self.rewrite()?;
         self.empty_trash()?;
         removed::write(self.store)?;

@@ -138,10 +138,13 @@ impl Table {
     }
 }
 
-/// The value at this share of all values from the smallest on: 0.5 is the median.
+/// The value at this share of all values from the smallest on: 0.5 is the median. Between two it is interpolated, as NumPy does by default; of none it is not a number.
 pub fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let at = (share * sorted.len().saturating_sub(1) as f64).round() as usize;
-    sorted.get(at).copied().unwrap_or(f64::NAN)
+    let at = share * sorted.len().saturating_sub(1) as f64;
+    match (sorted.get(at.floor() as usize), sorted.get(at.ceil() as usize)) {
+        (Some(below), Some(above)) => below + (above - below) * at.fract(),
+        _ => f64::NAN,
+    }
 }

@@ -13,7 +13,7 @@ use fermata_api::{
 /// Packs that no checkpoint needs are removed. Packs that are mostly unneeded are written anew, and so are small ones if there are many, in the order in which
 /// they will be read. Checkpoints go on being taken and gone to meanwhile. It may be interrupted at any time; the next one goes on. A keeper does it by itself
 /// once checkpoints were removed that had stored a tenth of what the store takes.
-/// Golden images that came from a remote go, too, once no checkpoint stands on them.
+/// Golden images that came from a remote go, too, once no checkpoint stands on them; and what a pull fetched that was cut off, after a day.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -50,7 +50,8 @@ impl Gc {
 /// What was freed, or would be.
 pub fn text(collected: &Collected, would: bool) -> String {
     let Collected { packs, packs_removed, packs_rewritten, packs_written, bytes_before, bytes_after, .. } = collected;
-    let freed = bytes_before.saturating_sub(*bytes_after).saturating_add(collected.orphan_bytes).saturating_add(collected.image_bytes);
+    let beside = [collected.orphan_bytes, collected.image_bytes, collected.abandoned_bytes];
+    let freed = beside.into_iter().fold(bytes_before.saturating_sub(*bytes_after), u64::saturating_add);
     let verb = if would { "would be freed" } else { "freed" };
     let mut lines = format!(
         "{} {verb}: {} of {} removed, {} of them copied into {}\n",
@@ -76,6 +77,9 @@ pub fn text(collected: &Collected, would: bool) -> String {
     if collected.images > 0 {
         let (images, bytes) = (text::several(collected.images, "golden image"), text::bytes(collected.image_bytes));
         lines += &format!("{images} from a remote that no checkpoint stands on, {bytes}\n");
+    }
+    if collected.abandoned_bytes > 0 {
+        lines += &format!("packs of a pull that was cut off and nobody took up for a day, {}\n", text::bytes(collected.abandoned_bytes));
     }
     if collected.waiting_for > 0 {
         let being = text::several(collected.waiting_for, "checkpoint");
@@ -107,14 +111,15 @@ mod tests {
         assert_eq!(text(&collected, false), expected);
         collected.bytes_dead = 1 << 20;
         collected.waiting_for = 1;
-        (collected.images, collected.image_bytes) = (1, 5 << 20);
+        (collected.images, collected.image_bytes, collected.abandoned_bytes) = (1, 5 << 20, 9 << 20);
         collected.damaged = vec!["packs/ab: no pack".into()];
         let said = text(&collected, true);
         for part in [
-            "would be freed",
             "about 1.0 MiB of it",
             "1 checkpoint being written",
+            "214.0 MiB would be freed",
             "1 golden image from a remote that no checkpoint stands on, 5.0 MiB",
+            "a pull that was cut off and nobody took up for a day, 9.0 MiB",
             "left alone: packs/ab: no pack\n",
         ] {
             assert!(said.contains(part), "{said}");

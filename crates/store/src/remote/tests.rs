@@ -13,6 +13,7 @@ use std::{
     sync::{Arc, Mutex, atomic::AtomicBool},
 };
 
+mod abandoned;
 mod ancestors;
 mod arriving;
 mod away;
