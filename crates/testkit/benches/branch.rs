@@ -92,6 +92,7 @@ fn main() {
         for (at, speed) in guest.fio(&jobs(round, rounds), &names).into_iter().enumerate() {
             speeds.entry((at / names.len(), names[at % names.len()].to_owned())).or_default().push(speed);
         }
+        eprintln!("round {} of {rounds}", round + 1);
         // Each disk goes first in its turn, and the deep ones do not always follow the shallow.
         names.rotate_left(2);
     }
