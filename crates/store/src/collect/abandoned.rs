@@ -1,7 +1,7 @@
 //! What a pull fetched, and nobody took up again.
 //!
 //! It lies beside the store until all that was wanted of it is in there, so that a pull that was cut off goes on where it was. If none comes for a day, it goes. One that is
-//! under way is a writer, which the collection has waited for; who only looks through what a remote has fetches again what he misses.
+//! under way is a writer, which the collection has waited for; one that has begun since, and who only looks through what a remote has, fetch again what they miss.
 
 use super::Collection;
 use crate::{Result, files::remove_tree};

@@ -58,28 +58,29 @@ fn what_nobody_takes_up_for_a_day_goes_with_a_collection() {
     assert_whole(&to);
 }
 
-/// One that takes up what it finds just as that is a day old.
+/// Who begins to pull when the collection has waited for all who did before takes up what it then removes, and fetches it again.
 #[test]
-fn a_pull_that_comes_late_meets_a_collection_at_any_step() {
+fn a_pull_that_begins_while_a_collection_removes_what_it_found_fetches_it_again() {
     let (here, place) = (tempfile::tempdir().unwrap(), Place::new());
     let from = store(here.path());
     let ids = history(&from, 3);
     ids.iter().for_each(|id| drop(push(&from, &place, std::slice::from_ref(id)).unwrap()));
-    for steps in 0.. {
-        let there = tempfile::tempdir().unwrap();
-        let to = Arc::new(cut_off(there.path(), &place, &ids));
-        grow_old(&to.path().join("remotes/incoming"), 25 * HOUR);
-        let store = to.clone();
-        place.after(steps, move || {
-            // Without waiting: the pull is one of those that it would wait for.
-            let options = CollectOptions { wait: false, ..CollectOptions::default() };
-            store.collect(&options, &mut |_, _| {}).unwrap();
-        });
-        assert_eq!(pull(&to, &place, &ids).unwrap_or_else(|error| panic!("after {steps} steps: {error}")).checkpoints, 3);
-        assert_whole(&to);
-        if place.meanwhile.lock().unwrap().take().is_some() {
-            assert!(steps > 5, "only {steps} steps");
-            return;
+    let there = tempfile::tempdir().unwrap();
+    let to = cut_off(there.path(), &place, &ids);
+    // Something is dead, so that the collection tells when it removes.
+    let dead = grow(&to, None, 9).unwrap();
+    to.remove(&Removal { checkpoints: vec![dead], ..Removal::default() }).unwrap();
+    let incoming = to.path().join("remotes/incoming");
+    grow_old(&incoming, 25 * HOUR);
+    let mut coming = None;
+    let told = to.collect(&CollectOptions::default(), &mut |stage, _| {
+        if stage == CollectStage::Remove && coming.is_none() {
+            coming = Some(to.begin_pull(&place, "lab", &ids, &PullOptions::default()).unwrap());
+            grow_old(&incoming, 25 * HOUR);
         }
-    }
+    });
+    assert!(told.unwrap().abandoned_bytes > 0);
+    assert_eq!(coming.expect("it removes").finish(&mut |_, _| {}).unwrap().checkpoints, 3);
+    assert_whole(&to);
+    assert!(!incoming.exists());
 }
