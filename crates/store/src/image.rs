@@ -3,7 +3,7 @@
 use crate::{
     Error, Result, Store,
     image_names::{NamesWriter, name_of},
-    index::{ImageEntry, Location},
+    index::{ImageEntry, Location, Settling},
 };
 use fermata_types::{ImageId, PAGE_SIZE, PageBuf, PageName, PageNumber, ZERO_PAGE};
 use std::{
@@ -144,7 +144,7 @@ impl Store {
             index.write(|write| {
                 for (name, block) in &names {
                     let location = Location::Image { image: entry.number, block: *block };
-                    index.put_new_settled(write, &index.pages, name.as_bytes(), location.encode().as_ref())?;
+                    index.put_new(write, &index.pages, name.as_bytes(), location.encode().as_ref(), Settling::AtOnce)?;
                 }
                 Ok(())
             })?;

@@ -23,8 +23,8 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-pub(crate) use trees::Db;
 use trees::Tree;
+pub(crate) use trees::{Db, Settling};
 
 /// Address space for the index, and so its greatest size. The file is sparse and grows with what is in it; at about 100 bytes a page this is
 /// room for terabytes of pages.
@@ -55,6 +55,8 @@ pub(crate) const DATABASES: [&str; 15] = [
 const FRESH_MAX: u64 = 4 << 10;
 /// Entries that settle in one transaction: commits of others do not wait long for that.
 const SETTLED_AT_ONCE: usize = 2048;
+/// New entries for each leaf of a tree for which they are not put aside: the leaves are an eighth of what is written for the pages themselves, or less.
+const DENSE: usize = 8;
 const NEXT_PACK: &[u8] = b"next-pack";
 const COLLECTIONS: &[u8] = b"collections";
 const NEXT_IMAGE: &[u8] = b"next-image";
@@ -280,13 +282,15 @@ impl Index {
     }
 
     /// The value that was there already, which then stays. For objects alone.
-    pub fn put_new(&self, write: &mut RwTxn<'_>, db: &Db, name: &[u8; 32], value: &[u8]) -> Result<Option<Vec<u8>>> {
-        Ok(db.put_new(write, &self.called(name), value).map_err(self.error())?.map(<[u8]>::to_vec))
+    pub fn put_new(&self, write: &mut RwTxn<'_>, db: &Db, name: &[u8; 32], value: &[u8], settling: Settling) -> Result<Option<Vec<u8>>> {
+        Ok(db.put_new(write, &self.called(name), value, settling).map_err(self.error())?.map(<[u8]>::to_vec))
     }
 
-    /// Puts in objects that are not there yet, by the thousand.
-    pub fn put_new_settled(&self, write: &mut RwTxn<'_>, db: &Db, name: &[u8; 32], value: &[u8]) -> Result<()> {
-        db.put_new_settled(write, &self.called(name), value).map_err(self.error())
+    /// When so many entries of one transaction should settle, that come in the order of their keys.
+    pub fn settling(&self, read: &RoTxn<'_>, db: &Db, entries: usize) -> Result<Settling> {
+        // Fewer would not be moved yet.
+        let is_dense = entries as u64 > FRESH_MAX && entries >= DENSE * db.leaves(read).map_err(self.error())?;
+        Ok(if is_dense { Settling::AtOnce } else { Settling::Later })
     }
 
     pub fn delete(&self, write: &mut RwTxn<'_>, db: &Db, key: &[u8]) -> Result<bool> {

@@ -5,7 +5,7 @@ use crate::{
     error::Named,
     hash,
     hold::{Hold, Presence},
-    index::{Index, Location, Read},
+    index::{Index, Location, Read, Settling},
     node::{Delta, Node, Stored},
     pack::{Kind, PackBuilder, Published, frame::BLOB_MAX},
     recent, refs, removed,
@@ -494,6 +494,8 @@ pub(crate) fn add_objects(index: &Index, write: &mut RwTxn<'_>, pack: &Published
         .collect();
     // Neighbours in the tree go in one after the other.
     objects.sort_by_cached_key(|(_, name, _)| index.called(name));
+    let pages = objects.iter().filter(|(entry, ..)| entry.kind == Kind::Pages).count();
+    let settling = index.settling(write, &index.pages, pages)?;
     for (entry, name, place) in objects {
         let location = Location::Pack { pack: number, offset: entry.offset, place, length: entry.length }.encode();
         let (db, before) = match entry.kind {
@@ -503,9 +505,9 @@ pub(crate) fn add_objects(index: &Index, write: &mut RwTxn<'_>, pack: &Published
                 continue;
             }
             Kind::Nodes if form(&NodeName(*name)) == Form::Broken => continue,
-            Kind::Nodes => (&index.nodes, index.put_new(write, &index.nodes, name, location.as_ref())?),
-            Kind::Blob | Kind::Record => (&index.blobs, index.put_new(write, &index.blobs, name, location.as_ref())?),
-            Kind::Pages => (&index.pages, index.put_new(write, &index.pages, name, location.as_ref())?),
+            Kind::Nodes => (&index.nodes, index.put_new(write, &index.nodes, name, location.as_ref(), Settling::Later)?),
+            Kind::Blob | Kind::Record => (&index.blobs, index.put_new(write, &index.blobs, name, location.as_ref(), Settling::Later)?),
+            Kind::Pages => (&index.pages, index.put_new(write, &index.pages, name, location.as_ref(), settling)?),
         };
         // Whoever stores a delta found no such node before (see `save`). One that is doomed came since, so that the collection that dooms it waits for this writer, and takes
         // it back.

@@ -7,10 +7,15 @@
 use fermata_api::ranks::{Mode, Options, Outcome, Taken};
 use fermata_linux::clock::Stopwatch;
 use fermata_testkit::{
-    measure::processor_seconds,
+    measure::{own_seconds, processor_seconds},
     report::{Report, Table, quantile},
 };
-use std::{env, path::Path, process::ExitCode, time::Duration};
+use std::{
+    env, fs,
+    path::Path,
+    process::{self, ExitCode},
+    time::Duration,
+};
 
 #[path = "../../process/examples/fft.rs"]
 mod fft;
@@ -31,6 +36,8 @@ mod tsp;
 
 /// With it this is the program of a rank.
 const PROGRAM: &str = "RANKS_BENCH_PROGRAM";
+/// Where a rank says in a file of its own how long its program has computed, s.
+const OWN: &str = "RANKS_BENCH_OWN";
 /// Checkpoints in a run of the length that it has without. The paper took one every 2 minutes in runs of 48 minutes and more; runs here are shorter.
 const CHECKPOINTS: u32 = 4;
 const PAPERS_INTERVAL_S: f64 = 120.0;
@@ -45,18 +52,18 @@ struct Sized {
     program: Entry,
     /// So that it takes some ten seconds on two processors.
     tables: &'static [usize],
-    /// So that it takes a minute on a slow host; `nqueens`, `prime` and `tsp`, which have next to nothing to save, are no longer than for the tables.
+    /// So that it takes a minute or more; `nqueens`, `prime` and `tsp`, which have next to nothing to save, are no longer than for the tables.
     marks: &'static [usize],
 }
 
 const PROGRAMS: [Sized; 8] = [
-    Sized { name: "fft", program: fft::program, tables: &[1 << 20, 24], marks: &[1 << 20, 112] },
-    Sized { name: "gauss", program: gauss::program, tables: &[4000], marks: &[4000, 3] },
-    Sized { name: "grid", program: grid::program, tables: &[2048, 1500], marks: &[2048, 3200] },
-    Sized { name: "matmult", program: matmult::program, tables: &[2400], marks: &[4000] },
+    Sized { name: "fft", program: fft::program, tables: &[1 << 20, 24], marks: &[1 << 20, 160] },
+    Sized { name: "gauss", program: gauss::program, tables: &[4000], marks: &[4000, 7] },
+    Sized { name: "grid", program: grid::program, tables: &[2048, 2200], marks: &[2048, 14000] },
+    Sized { name: "matmult", program: matmult::program, tables: &[2400], marks: &[4600] },
     Sized { name: "nqueens", program: nqueens::program, tables: &[16], marks: &[16] },
     Sized { name: "prime", program: prime::program, tables: &[46], marks: &[46] },
-    Sized { name: "sparse", program: sparse::program, tables: &[48000, 4500], marks: &[48000, 26000] },
+    Sized { name: "sparse", program: sparse::program, tables: &[48000, 6400], marks: &[48000, 39000] },
     Sized { name: "tsp", program: tsp::program, tables: &[17], marks: &[17] },
 ];
 
@@ -70,6 +77,8 @@ struct Way {
     seconds: Vec<f64>,
     /// Of all processors, for ranks and who looks after them.
     worked: Vec<f64>,
+    /// Of that, in the programs' own instructions.
+    own: Vec<f64>,
     last: Option<Outcome>,
 }
 
@@ -115,7 +124,10 @@ fn main() -> ExitCode {
     if let Ok(word) = env::var(PROGRAM) {
         let mut all = PROGRAMS.iter().flat_map(|sized| Part::ALL.map(|(_, part)| (part.word(sized.name), part.args(sized), sized.program)));
         let (_, args, program) = all.find(|(its, ..)| *its == word).expect("one of the programs");
-        return program(args);
+        let status = program(args);
+        let own = Path::new(&env::var(OWN).expect("where to")).join(process::id().to_string());
+        fs::write(own, own_seconds().to_string()).expect("room for a number");
+        return status;
     }
     let cores = std::thread::available_parallelism().map_or(2, usize::from).max(2);
     let flag = |flag: &str| env::args().any(|argument| argument == flag);
@@ -155,9 +167,9 @@ fn argument(name: &str) -> Option<String> {
 
 /// Runs a program once more in a way. Returns how long it took, s.
 fn run(way: &mut Way, name: &'static str, part: Part, ranks: usize, mode: Mode, every: Option<Duration>) -> f64 {
-    let store = tempfile::tempdir().expect("a directory for the store");
+    let [store, own] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
     let mut options = Options::new(name, ranks, env::current_exe().expect("this program"));
-    options.environment = vec![(PROGRAM.to_owned(), part.word(name))];
+    options.environment = vec![(PROGRAM.to_owned(), part.word(name)), (OWN.to_owned(), own.path().display().to_string())];
     (options.mode, options.every) = (mode, every);
     let (watch, before) = (Stopwatch::start(), processor_seconds());
     let outcome = fermata_api::ranks::run(Path::new(store.path()), &options, None, &mut |_| {});
@@ -167,8 +179,13 @@ fn run(way: &mut Way, name: &'static str, part: Part, ranks: usize, mode: Mode, 
     eprintln!("{name}, {ranks} ranks, {how}: {seconds:.1} s, processors {worked:.1} s, {} checkpoints", outcome.checkpoints.len());
     way.seconds.push(seconds);
     way.worked.push(worked);
+    way.own.push(fs::read_dir(own.path()).expect("it is there").map(|rank| number(&rank.expect("it is there").path())).sum());
     way.last = Some(outcome);
     seconds
+}
+
+fn number(file: &Path) -> f64 {
+    fs::read_to_string(file).expect("it was written").parse().expect("a number")
 }
 
 fn measure(name: &'static str, ranks: usize, trials: usize, part: Part) -> Measured {
@@ -210,6 +227,18 @@ impl Measured {
         (with / without - 1.0) * 100.0
     }
 
+    /// The same without what the programs' own instructions took, which are as many with checkpoints as without: that they take longer or shorter is the host's noise, or what
+    /// a cache has lost.
+    fn besides_more(&self) -> f64 {
+        let [without, with] = [&self.without, &self.ways[0]].map(|way| quantile(&way.worked, 0.5) - quantile(&way.own, 0.5));
+        (with - without) / self.worked(0)[0] * 100.0
+    }
+
+    /// By how much runs without checkpoints differ in processors' time, %.
+    fn noise(&self) -> f64 {
+        (quantile(&self.without.worked, 1.0) / quantile(&self.without.worked, 0.0) - 1.0) * 100.0
+    }
+
     /// What a checkpoint took of the processors, s.
     fn each(&self) -> f64 {
         let [without, with] = self.worked(0);
@@ -244,6 +273,9 @@ fn marks(report: &mut Report, measured: &[Measured], ranks: usize, marked: bool)
     let mark = |value: f64, most: f64, words| if marked { (words, value < most) } else { ("reported", true) };
     report.mark(&format!("{ranks} ranks: overhead of processors' time, mean"), mean, "%", None, mark(mean, MEAN_AT_MOST, "under 1 %"));
     report.mark(&format!("{ranks} ranks: overhead of processors' time, worst"), worst, "%", None, mark(worst, WORST_AT_MOST, "under 3 %"));
+    let (mean, worst) = mean_and_worst(&measured.iter().map(Measured::besides_more).collect::<Vec<_>>());
+    report.tell(&format!("{ranks} ranks: of that not in the programs' own instructions, mean"), mean, "%", None);
+    report.tell(&format!("{ranks} ranks: of that not in the programs' own instructions, worst"), worst, "%", None);
     let (mean, worst) = mean_and_worst(&measured.iter().map(Measured::at_papers_interval).collect::<Vec<_>>());
     report.tell(&format!("{ranks} ranks: the same if there were one every 2 min, mean"), mean, "%", None);
     report.tell(&format!("{ranks} ranks: the same if there were one every 2 min, worst"), worst, "%", None);
@@ -254,6 +286,8 @@ fn marks(report: &mut Report, measured: &[Measured], ranks: usize, marked: bool)
         "processors (s)",
         "with (s)",
         "%",
+        "without differs by (%)",
+        "not the program's own (%)",
         "for a checkpoint (ms)",
         "written (MB)",
         "blocked (ms)",
@@ -264,8 +298,9 @@ fn marks(report: &mut Report, measured: &[Measured], ranks: usize, marked: bool)
         let [written, blocked] =
             [|taken: &Taken| taken.written_bytes, |taken: &Taken| taken.blocked_ns].map(|figure| program.mean(0, figure) / 1e6);
         let (every, each) = (program.every.as_secs_f64(), program.each() * 1e3);
-        let times = [every, program.alone(), program.with(0), without, with, program.worked_more(), each];
-        times.into_iter().chain([written, blocked, program.at_papers_interval()]).collect()
+        let times = [every, program.alone(), program.with(0), without, with];
+        let more = [program.worked_more(), program.noise(), program.besides_more(), each];
+        times.into_iter().chain(more).chain([written, blocked, program.at_papers_interval()]).collect()
     });
 }
 

@@ -32,14 +32,26 @@ pub fn at_every<T>(interval: Duration, times: usize, mut work: impl FnMut() -> T
     (0..times).map(beat).collect()
 }
 
+/// `USER_HZ`, which is 100 on all processors that Linux knows but two of the past.
+const TICKS_PER_SECOND: f64 = 100.0;
+
 /// How long processors have worked for this process, and for those of its children that have ended, to a hundredth of a second (proc(5), `/proc/pid/stat`). On a
 /// host that others use, too, this says more of what something costs than a clock does.
 pub fn processor_seconds() -> f64 {
-    /// `USER_HZ`, which is 100 on all processors that Linux knows but two of the past.
-    const TICKS_PER_SECOND: f64 = 100.0;
-    let stat = fs::read_to_string("/proc/self/stat").expect("proc is mounted");
-    // The second field is a name in parentheses, which may have blanks; those from the fourteenth on are its own time as a user and in the kernel, and its children's.
-    let fields = stat.rsplit_once(") ").expect("a name").1.split(' ').skip(11).take(4);
+    // Its own time as a user and in the kernel, and its children's.
+    times_of("/proc/self/stat", 4)
+}
+
+/// How long a processor has worked for this thread outside of the kernel.
+pub fn own_seconds() -> f64 {
+    times_of("/proc/thread-self/stat", 1)
+}
+
+/// The sum of so many fields from the fourteenth on, which are times.
+fn times_of(stat: &str, count: usize) -> f64 {
+    let stat = fs::read_to_string(stat).expect("proc is mounted");
+    // The second field is a name in parentheses, which may have blanks.
+    let fields = stat.rsplit_once(") ").expect("a name").1.split(' ').skip(11).take(count);
     fields.map(|ticks| ticks.parse::<f64>().expect("a number")).sum::<f64>() / TICKS_PER_SECOND
 }
 

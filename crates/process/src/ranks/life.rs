@@ -322,7 +322,8 @@ fn greet(mut stream: Stream, token: &Token) -> Result<Option<(usize, Arrived)>, 
 
 /// Hands over what a rank says until it hangs up.
 fn listen(rank: usize, stream: Stream, frames: &mpsc::SyncSender<(usize, Option<Frame>)>) {
-    let mut stream = io::BufReader::with_capacity(256 << 10, stream);
+    // Small: what is longer, which is pages, is read to where it belongs and not copied once more.
+    let mut stream = io::BufReader::with_capacity(4 << 10, stream);
     while let Ok(Some(frame)) = Frame::read(&mut stream) {
         if frames.send((rank, Some(frame))).is_err() {
             return;

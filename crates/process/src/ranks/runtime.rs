@@ -388,7 +388,11 @@ impl Runtime {
     }
 
     fn write(&self, frame: &Frame) -> io::Result<()> {
-        frame.write(&mut *self.control.lock().unwrap_or_else(PoisonError::into_inner))
+        frame.write(&mut *self.control())
+    }
+
+    fn control(&self) -> MutexGuard<'_, Stream> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write_told(&self, told: &mpsc::Receiver<Frame>) -> io::Result<()> {
@@ -646,12 +650,13 @@ impl Runtime {
     }
 
     fn save_pages(&self, ccn: Ccn) -> io::Result<()> {
-        let mut more = true;
+        // One for all: memory that is new each time costs more than to copy to it.
+        let (mut pages, mut more) = (Pages::new(ccn, area::BATCH), true);
         while more {
-            let mut pages = Pages::new(ccn, area::BATCH);
+            pages.clear();
             more = self.area.save_some(&mut pages)?;
             if !pages.is_empty() {
-                self.write(&Frame::Pages(pages))?;
+                pages.write(&mut *self.control())?;
             }
         }
         Ok(())

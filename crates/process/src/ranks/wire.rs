@@ -113,6 +113,19 @@ impl Pages {
         Self { ccn, body }
     }
 
+    /// The frame of these pages, without copying them once more.
+    pub fn write(&self, into: &mut impl Write) -> io::Result<()> {
+        let mut head = Encoder(Vec::with_capacity(FRAME_HEAD));
+        head.u8(PAGES).u64(self.body.len() as u64);
+        into.write_all(&head.0)?;
+        into.write_all(&self.body)
+    }
+
+    /// None of them any more; the memory stays.
+    pub fn clear(&mut self) {
+        self.body.truncate(PAGES_HEAD);
+    }
+
     fn from_body(body: Vec<u8>) -> io::Result<Self> {
         match body.first_chunk() {
             Some(ccn) if (body.len() - PAGES_HEAD).is_multiple_of(PAGE_ENTRY) => Ok(Self { ccn: Ccn::from_le_bytes(*ccn), body }),
@@ -246,22 +259,21 @@ impl<'a> Decoder<'a> {
 
 /// The kind of a frame of pages.
 const PAGES: u8 = 1;
+/// Bytes before the body of a frame: its kind, and how long it is.
+const FRAME_HEAD: usize = 9;
 
 impl Frame {
     pub fn write(&self, into: &mut impl Write) -> io::Result<()> {
         let mut body = Encoder(Vec::with_capacity(64));
         let kind = self.encode(&mut body);
-        // Not copied once more.
-        let pages = if let Self::Pages(pages) = self { &pages.body[..] } else { &[] };
-        let mut head = Encoder(Vec::with_capacity(9 + body.0.len()));
-        head.u8(kind).u64((body.0.len() + pages.len()) as u64).0.extend(&body.0);
-        into.write_all(&head.0)?;
-        into.write_all(pages)
+        let mut frame = Encoder(Vec::with_capacity(FRAME_HEAD + body.0.len()));
+        frame.u8(kind).u64(body.0.len() as u64).0.extend(&body.0);
+        into.write_all(&frame.0)
     }
 
     /// None where the stream ends between two frames.
     pub fn read(from: &mut impl Read) -> io::Result<Option<Self>> {
-        let mut head = [0; 9];
+        let mut head = [0; FRAME_HEAD];
         if !read_or_end(from, &mut head)? {
             return Ok(None);
         }
@@ -281,7 +293,10 @@ impl Frame {
                 body.u32(*rank).u32(*pid).bytes(address.as_bytes());
                 0
             }
-            Self::Pages(_) => PAGES,
+            Self::Pages(pages) => {
+                body.0.extend(&pages.body);
+                PAGES
+            }
             Self::State { ccn, used, state } => {
                 body.u64(*ccn).u64(*used).bytes(state);
                 2
@@ -585,6 +600,11 @@ mod tests {
             let mut bytes = Vec::new();
             frame.write(&mut bytes).unwrap();
             assert_eq!(Frame::read(&mut &bytes[..]).unwrap(), Some(frame.clone()));
+            if let Frame::Pages(pages) = &frame {
+                let mut same = Vec::new();
+                pages.write(&mut same).unwrap();
+                assert_eq!(same, bytes);
+            }
             for end in 1..bytes.len() {
                 assert!(Frame::read(&mut &bytes[..end]).is_err(), "{frame:?} cut at {end}");
             }

@@ -2,7 +2,8 @@
 //!
 //! Names are hashes, so in a large tree each new one falls on a page of its own, and a commit would write more pages the more the store holds. So
 //! what is new in the two large databases first goes to a small tree beside the large one, and settles later: many entries at once, in the order of
-//! their keys, so that neighbours share pages. See `docs/decisions/0022-fresh-entries.md`.
+//! their keys, so that neighbours share pages. So many at once that they share pages by themselves settle at once. See
+//! `docs/decisions/0022-fresh-entries.md`.
 
 use super::hidden::{Keys, Values};
 use heed::{Database, RoTxn, RwTxn, types::Bytes};
@@ -10,6 +11,13 @@ use std::ops::Bound;
 
 /// One tree of LMDB's.
 pub(crate) type Tree = Database<'static, Bytes, Bytes>;
+
+/// When a new entry settles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Settling {
+    Later,
+    AtOnce,
+}
 
 /// Keys and values in the order of the keys. A key is in one of the trees.
 #[derive(Debug, Clone, Copy)]
@@ -62,20 +70,27 @@ impl Db {
     }
 
     /// The value that was there already, which then stays.
-    pub fn put_new<'t>(&self, write: &'t mut RwTxn<'_>, key: &'t [u8], value: &'t [u8]) -> heed::Result<Option<&'t [u8]>> {
-        match self.fresh {
-            Some(_) if self.settled.get(write, key)?.is_some() => self.settled.get(write, key),
-            Some(fresh) => fresh.get_or_put(write, key, value),
-            None => self.settled.get_or_put(write, key, value),
+    pub fn put_new<'t>(
+        &self,
+        write: &'t mut RwTxn<'_>,
+        key: &'t [u8],
+        value: &'t [u8],
+        settling: Settling,
+    ) -> heed::Result<Option<&'t [u8]>> {
+        let Some(fresh) = self.fresh else { return self.settled.get_or_put(write, key, value) };
+        let (own, other) = match settling {
+            Settling::Later => (fresh, self.settled),
+            Settling::AtOnce => (self.settled, fresh),
+        };
+        match other.get(write, key)?.is_some() {
+            true => other.get(write, key),
+            false => own.get_or_put(write, key, value),
         }
     }
 
-    /// Like `put_new`, for entries by the thousand, which settle at once.
-    pub fn put_new_settled(&self, write: &mut RwTxn<'_>, key: &[u8], value: &[u8]) -> heed::Result<()> {
-        match self.get(write, key)? {
-            Some(_) => Ok(()),
-            None => self.settled.put(write, key, value),
-        }
+    /// Leaves of the tree in which all entries are in the end.
+    pub fn leaves(&self, read: &RoTxn<'_>) -> heed::Result<usize> {
+        Ok(self.settled.stat(read)?.leaf_pages)
     }
 
     pub fn delete(&self, write: &mut RwTxn<'_>, key: &[u8]) -> heed::Result<bool> {
@@ -141,6 +156,7 @@ impl Db {
 
 #[cfg(test)]
 mod tests {
+    use super::Settling;
     use crate::{files::FileSystem, index::Index};
     use proptest::prelude::*;
     use std::{collections::BTreeMap, sync::Arc};
@@ -148,8 +164,7 @@ mod tests {
     #[derive(Debug, Clone)]
     enum Op {
         Put(u8, u8),
-        PutNew(u8, u8),
-        PutNewSettled(u8, u8),
+        PutNew(u8, u8, Settling),
         Delete(u8),
         Settle(usize),
     }
@@ -157,8 +172,8 @@ mod tests {
     fn ops() -> impl Strategy<Value = Vec<Op>> {
         let op = prop_oneof![
             (0..40u8, any::<u8>()).prop_map(|(key, value)| Op::Put(key, value)),
-            (0..40u8, any::<u8>()).prop_map(|(key, value)| Op::PutNew(key, value)),
-            (0..40u8, any::<u8>()).prop_map(|(key, value)| Op::PutNewSettled(key, value)),
+            (0..40u8, any::<u8>()).prop_map(|(key, value)| Op::PutNew(key, value, Settling::Later)),
+            (0..40u8, any::<u8>()).prop_map(|(key, value)| Op::PutNew(key, value, Settling::AtOnce)),
             (0..40u8).prop_map(Op::Delete),
             (1..9usize).prop_map(Op::Settle),
         ];
@@ -180,13 +195,9 @@ mod tests {
                         db.put(&mut write, &[key], &[value]).unwrap();
                         model.insert(vec![key], vec![value]);
                     }
-                    Op::PutNew(key, value) => {
-                        let before = db.put_new(&mut write, &[key], &[value]).unwrap().map(<[u8]>::to_vec);
+                    Op::PutNew(key, value, settling) => {
+                        let before = db.put_new(&mut write, &[key], &[value], settling).unwrap().map(<[u8]>::to_vec);
                         prop_assert_eq!(&before, &model.get([key].as_slice()).cloned());
-                        model.entry(vec![key]).or_insert(vec![value]);
-                    }
-                    Op::PutNewSettled(key, value) => {
-                        db.put_new_settled(&mut write, &[key], &[value]).unwrap();
                         model.entry(vec![key]).or_insert(vec![value]);
                     }
                     Op::Delete(key) => {
