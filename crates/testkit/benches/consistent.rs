@@ -268,14 +268,14 @@ fn mean_and_worst(values: &[f64]) -> (f64, f64) {
 }
 
 fn marks(report: &mut Report, measured: &[Measured], ranks: usize, marked: bool) {
-    let overheads: Vec<_> = measured.iter().map(Measured::worked_more).collect();
-    let (mean, worst) = mean_and_worst(&overheads);
     let mark = |value: f64, most: f64, words| if marked { (words, value < most) } else { ("reported", true) };
-    report.mark(&format!("{ranks} ranks: overhead of processors' time, mean"), mean, "%", None, mark(mean, MEAN_AT_MOST, "under 1 %"));
-    report.mark(&format!("{ranks} ranks: overhead of processors' time, worst"), worst, "%", None, mark(worst, WORST_AT_MOST, "under 3 %"));
-    let (mean, worst) = mean_and_worst(&measured.iter().map(Measured::besides_more).collect::<Vec<_>>());
-    report.tell(&format!("{ranks} ranks: of that not in the programs' own instructions, mean"), mean, "%", None);
-    report.tell(&format!("{ranks} ranks: of that not in the programs' own instructions, worst"), worst, "%", None);
+    let mut overhead = |what: &str, figure: fn(&Measured) -> f64| {
+        let (mean, worst) = mean_and_worst(&measured.iter().map(figure).collect::<Vec<_>>());
+        report.mark(&format!("{ranks} ranks: {what}, mean"), mean, "%", None, mark(mean, MEAN_AT_MOST, "under 1 %"));
+        report.mark(&format!("{ranks} ranks: {what}, worst"), worst, "%", None, mark(worst, WORST_AT_MOST, "under 3 %"));
+    };
+    overhead("overhead of processors' time", Measured::worked_more);
+    overhead("of that not in the programs' own instructions", Measured::besides_more);
     let (mean, worst) = mean_and_worst(&measured.iter().map(Measured::at_papers_interval).collect::<Vec<_>>());
     report.tell(&format!("{ranks} ranks: the same if there were one every 2 min, mean"), mean, "%", None);
     report.tell(&format!("{ranks} ranks: the same if there were one every 2 min, worst"), worst, "%", None);
