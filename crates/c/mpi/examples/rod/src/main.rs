@@ -3,29 +3,11 @@
 //!
 //!     rod POINTS ROUNDS
 
+mod fermata;
+
+use fermata::Piece;
 use mpi::{collective::SystemOperation, traits::*};
-use std::{env, ffi::c_void, process::ExitCode, slice};
-
-unsafe extern "C" {
-    fn fermata_mpi_take(bytes: usize) -> *mut c_void;
-    fn fermata_mpi_checkpoint();
-}
-
-/// Memory that checkpoints have. Not a slice: nothing may refer to it while it is brought back.
-struct Piece<T>(*mut T, usize);
-
-impl<T: Equivalence + Copy> Piece<T> {
-    /// Zeros in the beginning.
-    fn take(count: usize) -> Self {
-        // SAFETY: MPI has begun, and no checkpoint was asked for yet.
-        Self(unsafe { fermata_mpi_take(count * size_of::<T>()) }.cast(), count)
-    }
-
-    fn get(&mut self) -> &mut [T] {
-        // SAFETY: so many numbers lie there until the process ends, aligned to 64 bytes, and nobody else has them.
-        unsafe { slice::from_raw_parts_mut(self.0, self.1) }
-    }
-}
+use std::{env, process::ExitCode};
 
 fn in_the_beginning(point: usize) -> f64 {
     (point * 37 % 101) as f64
@@ -64,9 +46,9 @@ fn main() -> ExitCode {
         (rank * own..).zip(rod.get()).for_each(|(point, value)| *value = in_the_beginning(point));
     }
     while (round.get()[0] as usize) < rounds {
-        // SAFETY: it changes the memory of pieces only, to which nothing refers.
-        unsafe { fermata_mpi_checkpoint() };
-        let (round, [even, odd]) = (&mut round.get()[0], &mut rods);
+        let [even, odd] = &mut rods;
+        fermata::checkpoint([&mut round, even, odd]);
+        let round = &mut round.get()[0];
         let (now, next) = if *round % 2 == 0 { (even.get(), odd.get()) } else { (odd.get(), even.get()) };
         // To the left and from the right, then the other way.
         if rank > 0 {
