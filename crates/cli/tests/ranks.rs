@@ -62,6 +62,12 @@ fn a_program_of_mpi_is_started_by_mpirun() {
     let words = String::from_utf8_lossy(&ended.stdout).into_owned();
     assert!(words.starts_with("words -n 3 /"), "{words}");
     assert!(said(&ended).contains("went back 2 times") && said(&ended).contains("mpirun ended with"), "{}", said(&ended));
+    // One that is nobody's we know knows of its hosts by itself; it is not told ours.
+    let listening = run(&["--transport", "mpi", "--mpirun", "echo words", "--listen", "127.0.0.1", "--retries", "0"]);
+    assert!(String::from_utf8_lossy(&listening.stdout).starts_with("words -n 3 /"), "{listening:?}");
+    let hosts = run(&["--transport", "mpi", "--mpirun", "echo words", "--hosts", "localhost"]);
+    assert!(said(&hosts).contains("Open MPI or MPICH") && said(&hosts).contains("--listen"), "{}", said(&hosts));
+    assert_eq!(run(&["--listen", "127.0.0.1"]).status.code(), Some(2));
     let nowhere = run(&["--transport", "mpi", "--mpirun", "/no/mpirun"]);
     assert!(said(&nowhere).contains("/no/mpirun"), "{}", said(&nowhere));
     let mode = run(&["--transport", "mpi", "--mode", "blocking"]);
@@ -211,8 +217,8 @@ fn hosts_that_cannot_be() {
     for (options, status, why) in [
         (&["--hosts=-oProxyCommand=x"][..], 2, "is no host for ranks"),
         (&["--hosts", "a:0"], 2, "is no host for ranks"),
-        (&["--listen", "127.0.0.1"], 2, "--hosts"),
-        (&["--hosts", "a", "--transport", "mpi"], 1, "run on this host"),
+        (&["--listen", "127.0.0.1"], 2, "--hosts, or with --transport mpi"),
+        (&["--hosts", "a", "--transport", "unix"], 1, "over tcp, or by MPI"),
         (&["--hosts", "no.such.host.invalid"], 1, "--listen ADDRESS"),
     ] {
         let output = run(options);

@@ -38,6 +38,7 @@ mod life;
 mod links;
 pub mod messages;
 pub mod mode;
+mod mpirun;
 pub mod program;
 mod runtime;
 mod side;

@@ -25,7 +25,7 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 /// that was not sent. One that goes back may pull others back with it, up to the beginning: it is told how far. What lies before the line is removed, unless --keep.
 ///
 /// With --hosts the ranks run on several hosts, which `ssh` (or what FERMATA_SSH names) reaches without asking anything, and where the program lies under the same name. Checkpoints go to the store of this host. When a host is lost, all go back, and the
-/// others take its ranks. Messages and memory travel unencrypted, at ports that the system chooses: the network between the hosts has to be one that you trust.
+/// others take its ranks. Messages and memory travel unencrypted, at ports that the system chooses: the network between the hosts has to be one that you trust. With --transport mpi `mpirun` starts them there.
 ///
 /// The program must be written for it: see the library `fermata-process` and its examples. With --transport mpi it is one of MPI, for which two calls are enough: see docs/mpi.md.
 #[derive(Debug, Args)]
@@ -38,6 +38,7 @@ Examples:
   fermata run-ranks -n 16 --hosts a,b,c:2 ./grid 2048 1000
   fermata run-ranks -n 16 --transport mpi ./jacobi
   fermata run-ranks -n 16 --transport mpi --mpirun 'mpirun.openmpi --oversubscribe' ./jacobi
+  fermata run-ranks -n 16 --transport mpi --hosts a,b:2 ./jacobi
   fermata run-ranks -n 4 --mode blocking --json ./fft | jq '.checkpoints[].blocked_ns'
   fermata run-ranks -n 4 --mode optimistic --json ./fft | jq '.lines, .garbage'")]
 pub struct RunRanks {
@@ -61,8 +62,8 @@ pub struct RunRanks {
     #[arg(long, value_name = "HOST,...", value_delimiter = ',', value_hint = ValueHint::Hostname)]
     hosts: Vec<Host>,
 
-    /// The address at which they find this host [default: that by which it reaches the first of them]
-    #[arg(long, value_name = "ADDRESS", requires = "hosts")]
+    /// The address at which they find this host [default: that by which it reaches the first of them]; with --transport mpi also without --hosts, where mpirun knows of other hosts by itself
+    #[arg(long, value_name = "ADDRESS")]
     listen: Option<IpAddr>,
 
     /// What starts a program of MPI, and its options [default: mpirun]
@@ -110,6 +111,9 @@ impl RunRanks {
         let transport = self.transport.unwrap_or(if self.hosts.is_empty() { Transport::Unix } else { Transport::Tcp });
         if self.mpirun.is_some() && transport != Transport::Mpi {
             return Err(Failure::Misuse("--mpirun is for programs of MPI: it goes with --transport mpi".into()));
+        }
+        if self.listen.is_some() && self.hosts.is_empty() && transport != Transport::Mpi {
+            return Err(Failure::Misuse("--listen goes with --hosts, or with --transport mpi".into()));
         }
         let mut options = Options::new(&name, self.ranks, &self.program);
         if let Some(mpirun) = &self.mpirun {

@@ -39,9 +39,9 @@ pub struct Options {
     pub transport: Transport,
     /// What starts a program of MPI, and its options, but for the number of ranks.
     pub mpirun: Vec<String>,
-    /// Hosts to run on, over TCP; none: this one. The program is there under the same name.
+    /// Hosts to run on, over TCP or MPI; none: this one, or those that `mpirun` knows of. The program is there under the same name.
     pub hosts: Vec<Host>,
-    /// The address of this host at which they find it; none: that by which it reaches the first of them.
+    /// The address of this host at which they find it; none: that by which it reaches the first of them, or this host only.
     pub listen: Option<IpAddr>,
     /// Go on from the last permanent checkpoint of the last run of this name, if there is one.
     pub resume: bool,
@@ -73,6 +73,11 @@ impl Options {
             patience: 600,
             retries: 10,
         }
+    }
+
+    /// Ranks may be on other hosts.
+    pub(super) fn is_far(&self) -> bool {
+        !self.hosts.is_empty() || self.listen.is_some()
     }
 }
 
@@ -266,10 +271,8 @@ pub fn run(store: &Store, options: &Options, watch: &mut dyn FnMut(Event)) -> Re
         let why = "checkpoints of a program of MPI are consistent or full: in the other ways a rank stands still, or goes back by itself, where its messages would have to come";
         return Err(Error::Refused(why.into()));
     }
-    if !options.hosts.is_empty() && options.transport != Transport::Tcp {
-        return Err(Error::Refused(
-            "ranks on several hosts send their messages over tcp; those of a program of MPI run on this host".into(),
-        ));
+    if options.is_far() && options.transport == Transport::Unix {
+        return Err(Error::Refused("ranks on several hosts send their messages over tcp, or by MPI".into()));
     }
     let _lock = lock(store, &options.name)?;
     let spec = serde_json::json!({"ranks": options.ranks, "program": options.program, "args": options.args});

@@ -1,4 +1,4 @@
-//! On which hosts ranks run, and how they are started there: by a shell, over `ssh` where the host is another one.
+//! On which hosts ranks run, and how they are started there: by a shell, over `ssh` where the host is another one; those of MPI by `mpirun`, which goes the same way.
 
 use super::{
     host::{Error, Options, failed},
@@ -67,8 +67,28 @@ impl Hosts {
         Self { all: all.to_vec(), lost: vec![false; all.len()], known: vec![false; all.len()], places: Vec::new() }
     }
 
-    /// Shares ranks out among the hosts that are not lost, in their order: neighbours are near each other.
+    /// Goes to each host that is not lost, and returns what is to be said if it does not get to some of them.
+    pub fn look(&mut self) -> Option<String> {
+        let there = (0..self.all.len()).filter(|host| !self.lost[*host] && self.all[*host].name != HERE);
+        let mut looks: Vec<_> = there.map(|host| (host, shell(&self.all[host].name, ":").stdin(Stdio::null()).spawn())).collect();
+        let mut ended = Vec::new();
+        for (host, look) in &mut looks {
+            let status = look.as_mut().map_err(|error| error.to_string()).and_then(|look| look.wait().map_err(|error| error.to_string()));
+            match status {
+                Ok(status) if status.success() => {}
+                Ok(status) => ended.push((*host, format!("what leads there ended with {status}"))),
+                Err(why) => ended.push((*host, format!("{} does not start: {why}", ssh()))),
+            }
+        }
+        let said: Vec<_> = ended.into_iter().map(|(host, why)| self.lose(host, &why)).collect();
+        (!said.is_empty()).then(|| said.join("; "))
+    }
+
+    /// Shares ranks out among the hosts that are not lost, in their order: neighbours are near each other. Without hosts all have none.
     pub fn place(&mut self, ranks: usize) {
+        if self.all.is_empty() {
+            return;
+        }
         let shares = || self.all.iter().zip(&self.lost).map(|(host, lost)| if *lost { 0 } else { u64::from(host.share) });
         let sum: u64 = shares().sum();
         let host_of = |rank: usize| {
@@ -80,6 +100,12 @@ impl Hosts {
             ends.take_while(|end| *end <= at).count()
         };
         self.places = (0..ranks).map(host_of).collect();
+    }
+
+    /// The hosts that have ranks, in their order, with how many.
+    pub fn shares(&self) -> Vec<(&str, usize)> {
+        let ranks = |at| self.places.iter().filter(|place| **place == at).count();
+        self.all.iter().enumerate().map(|(at, host)| (host.name.as_str(), ranks(at))).filter(|(_, ranks)| *ranks > 0).collect()
     }
 
     /// The host of a rank.
@@ -194,7 +220,7 @@ fn reached_from(name: &str) -> io::Result<IpAddr> {
 }
 
 /// What leads to other hosts.
-fn ssh() -> String {
+pub(super) fn ssh() -> String {
     env::var("FERMATA_SSH").unwrap_or_else(|_| "ssh".to_owned())
 }
 
@@ -271,6 +297,7 @@ mod tests {
         };
         assert_eq!(placed(&mut hosts, 8), [0, 0, 1, 1, 1, 1, 2, 2]);
         assert_eq!(placed(&mut hosts, 2), [0, 1]);
+        assert_eq!(hosts.shares(), [("a", 1), ("b", 1)]);
         hosts.came(0);
         assert!(hosts.lose(0, "why").contains("a is lost (why)"));
         assert_eq!(placed(&mut hosts, 6), [1, 1, 1, 1, 2, 2]);

@@ -5,12 +5,11 @@ use super::{
     hosts::Hosts,
     links::{Listener, Stream},
     mode::Transport,
-    runtime,
+    mpirun, runtime,
     wire::{Frame, Token, VERSION},
 };
 use fermata_linux::{clock::Stopwatch, random};
 use fermata_types::id::hex;
-use rustix::process::{Pid, Signal, kill_process};
 use std::{
     io,
     process::{Child, Command, Stdio},
@@ -23,8 +22,6 @@ use std::{
 const COMING: Duration = Duration::from_secs(60);
 /// How long one may take to say who it is.
 const GREETING: Duration = Duration::from_secs(10);
-/// How long `mpirun` may take to end by itself; four times as long when it is asked to.
-const ENDING: Duration = Duration::from_secs(3);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 /// Frames that wait to be looked at: ranks that send more wait.
 const FRAMES: usize = 64;
@@ -74,7 +71,7 @@ impl Drop for Children {
         let mut all: Vec<_> = match self {
             Self::Ranks(ranks) => ranks.iter_mut().collect(),
             Self::Hosts(hosts) => hosts.iter_mut().map(|(_, child)| child).collect(),
-            Self::Mpirun(mpirun) => return end_mpirun(mpirun),
+            Self::Mpirun(child) => return mpirun::end(child),
         };
         // All at once, then they are waited for.
         all.iter_mut().for_each(|child| _ = child.kill());
@@ -89,22 +86,6 @@ impl Drop for Life<'_> {
     }
 }
 
-/// Asks it to end, for it takes its ranks with it. Where a rank has died it is about to do so by itself, and is better left alone: that of Open MPI, which takes a second, fails when it is asked meanwhile.
-fn end_mpirun(mpirun: &mut Child) {
-    let clock = Stopwatch::start();
-    let mut asked = false;
-    while matches!(mpirun.try_wait(), Ok(None)) {
-        if clock.elapsed() > ENDING && !std::mem::replace(&mut asked, true) {
-            // It has not been waited for: its number is not another's.
-            let _ = Pid::from_raw(mpirun.id() as i32).map(|pid| kill_process(pid, Signal::TERM));
-        }
-        if clock.elapsed() > ENDING * 4 {
-            let _ = mpirun.kill();
-        }
-        thread::sleep(BETWEEN_LOOKS);
-    }
-}
-
 impl Children {
     /// Who has died, if somebody has. A host may be lost with it.
     fn dead(&mut self, hosts: &mut Hosts) -> Option<String> {
@@ -112,7 +93,7 @@ impl Children {
             Self::Ranks(ranks) => {
                 ranks.iter_mut().enumerate().find_map(|(rank, child)| Some(format!("rank {rank} ended with {}", child.try_wait().ok()??)))
             }
-            Self::Mpirun(mpirun) => Some(format!("mpirun ended with {}", mpirun.try_wait().ok()??)),
+            Self::Mpirun(child) => Some(format!("mpirun ended with {}", child.try_wait().ok()??)),
             Self::Hosts(shells) => shells.iter_mut().find_map(|(host, shell)| Some(hosts.ended(*host, shell.try_wait().ok()??))),
         }
     }
@@ -129,9 +110,9 @@ impl Children {
 impl<'a> Life<'a> {
     pub fn begin(way: &dyn Way, options: &'a Options, hosts: &'a mut Hosts, watch: &mut dyn FnMut(Event)) -> Result<Self, Beginning> {
         let directory = tempfile::Builder::new().prefix("fermata-").tempdir().map_err(failed("make a directory for sockets"))?;
-        let listener = match options.hosts.is_empty() {
-            true => Listener::new(options.transport, directory.path(), "coordinator"),
-            false => Listener::at(hosts.address(options)?),
+        let listener = match options.is_far() {
+            false => Listener::new(options.transport, directory.path(), "coordinator"),
+            true => Listener::at(hosts.address(options)?),
         };
         let listener = listener.map_err(failed("listen for the ranks"))?;
         let token: Token = random::bytes().map_err(failed("draw a token"))?;
@@ -215,8 +196,8 @@ impl<'a> Life<'a> {
         match &mut self.children {
             Children::Ranks(ranks) => ranks.iter_mut().for_each(|child| _ = child.wait()),
             Children::Hosts(hosts) => hosts.iter_mut().for_each(|(_, child)| _ = child.wait()),
-            Children::Mpirun(mpirun) => {
-                let status = mpirun.wait().map_err(failed("wait for mpirun"))?;
+            Children::Mpirun(child) => {
+                let status = child.wait().map_err(failed("wait for mpirun"))?;
                 if !status.success() {
                     return Err(Error::Ended(format!("mpirun ended with {status}")));
                 }
@@ -226,28 +207,27 @@ impl<'a> Life<'a> {
     }
 }
 
-fn start(options: &Options, hosts: &mut Hosts, listener: &Listener, token: &Token) -> Result<Children, Error> {
-    let address = listener.address().map_err(failed("listen for the ranks"))?.to_string();
+fn start(options: &Options, hosts: &mut Hosts, listener: &Listener, token: &Token) -> Result<Children, Beginning> {
     let token = hex(token);
+    if options.transport == Transport::Mpi {
+        // It does not say where it could not get to.
+        if let Some(lost) = hosts.look() {
+            return Err(Beginning::Died(lost));
+        }
+        hosts.place(options.ranks);
+        return Ok(Children::Mpirun(mpirun::start(options, hosts, listener, &token)?));
+    }
+    let address = listener.address().map_err(failed("listen for the ranks"))?.to_string();
     if !options.hosts.is_empty() {
         hosts.place(options.ranks);
         return Ok(Children::Hosts(hosts.start(options, &address, &token)?));
     }
-    let spawn = |mut command: Command, rank: &str| {
-        command.args(&options.args).envs(options.environment.iter().map(|(name, value)| (name, value))).stdin(Stdio::null());
-        command.env(runtime::ADDRESS, &address).env(runtime::RANK, rank).env(runtime::TOKEN, &token);
-        command.spawn().map_err(failed(format!("start {}", command.get_program().display())))
-    };
-    if options.transport == Transport::Mpi {
-        let (mpirun, words) = options.mpirun.split_first().ok_or_else(|| Error::Refused("mpirun is an empty word".into()))?;
-        let mut command = Command::new(mpirun);
-        command.args(words).arg("-n").arg(options.ranks.to_string()).arg(&options.program);
-        // MPI says to each which rank it is.
-        return Ok(Children::Mpirun(spawn(command, "")?));
-    }
     let mut children = Children::Ranks(Vec::with_capacity(options.ranks));
     for rank in 0..options.ranks {
-        let child = spawn(Command::new(&options.program), &rank.to_string())?;
+        let mut command = Command::new(&options.program);
+        command.args(&options.args).envs(options.environment.iter().map(|(name, value)| (name, value))).stdin(Stdio::null());
+        command.env(runtime::ADDRESS, &address).env(runtime::RANK, rank.to_string()).env(runtime::TOKEN, &token);
+        let child = command.spawn().map_err(failed(format!("start {}", options.program.display())))?;
         if let Children::Ranks(ranks) = &mut children {
             ranks.push(child);
         }

@@ -185,6 +185,14 @@ impl Listener {
         })
     }
 
+    /// Where other hosts find it, if they can.
+    pub fn ip(&self) -> io::Result<Option<IpAddr>> {
+        match self {
+            Self::Unix(..) => Ok(None),
+            Self::Tcp(listener) => Ok(Some(listener.local_addr()?.ip())),
+        }
+    }
+
     pub fn accept(&self) -> io::Result<Stream> {
         match self {
             Self::Unix(listener, _) => Ok(Stream::Unix(listener.accept()?.0)),

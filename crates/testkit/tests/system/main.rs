@@ -24,6 +24,7 @@ mod machines;
 mod matrix;
 mod metrics;
 mod mounts;
+mod mpi_hosts;
 mod network;
 mod outside;
 mod page_map;

@@ -1,4 +1,4 @@
-//! What reaches other hosts, with Debian's own `sshd` before this one: ranks, and remotes. This test binary is also the program of every rank. Some seconds.
+//! What reaches other hosts, with Debian's own `sshd` before this one: ranks, and remotes. Those of MPI are in [`mpi_hosts`](super::mpi_hosts). This test binary is also the program of every rank. Some seconds.
 
 use fermata_testkit::{
     Cli,
@@ -8,12 +8,14 @@ use fermata_testkit::{
 use serde_json::Value;
 use std::{
     env,
+    ffi::OsStr,
     fs::{self, File},
     net::{TcpListener, TcpStream},
     os::unix::{
         ffi::OsStrExt as _,
         fs::{PermissionsExt as _, symlink},
     },
+    path::PathBuf,
     process::{Child, Command, ExitCode, Stdio},
     time::Duration,
 };
@@ -36,16 +38,24 @@ fn a_rank() {
     }
 }
 
-/// A server with keys of its own, until it is dropped; and a client that knows both.
-struct Sshd {
-    child: Child,
+/// Servers with keys of their own, until they are dropped; and a client that knows both.
+pub struct Sshd {
+    children: Vec<Child>,
     port: u16,
     place: TempDir,
 }
 
 impl Sshd {
-    /// None where root may have no mounts of its own.
+    /// One on this host. None where root may have no mounts of its own.
     fn begin() -> Option<Self> {
+        let mut sshd = Self::listening(&HOSTS)?;
+        sshd.serve(&[]);
+        await_that("sshd listens", SOON, || HOSTS.iter().all(|host| TcpStream::connect((*host, sshd.port)).is_ok()));
+        Some(sshd)
+    }
+
+    /// None yet, and all that it needs to listen at these addresses.
+    pub fn listening(addresses: &[&str]) -> Option<Self> {
         let place = tempfile::tempdir().expect("a directory");
         let at = |name: &str| place.path().join(name).display().to_string();
         for key in ["host", "key"] {
@@ -54,7 +64,7 @@ impl Sshd {
         }
         let host = fs::read_to_string(at("host.pub")).expect("a key");
         let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port that is free").port();
-        let listen = HOSTS.map(|host| format!("ListenAddress {host}\n")).concat();
+        let listen: String = addresses.iter().map(|address| format!("ListenAddress {address}\n")).collect();
         // Keys below /tmp are in a directory that others may write to.
         let server = format!(
             "Port {port}\n{listen}HostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nPidFile none\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nSetEnv \"PATH={}:/usr/bin:/bin\"\n",
@@ -63,7 +73,7 @@ impl Sshd {
             program().parent().expect("it lies in a directory").display()
         );
         let client = format!(
-            "Port {port}\nHostKeyAlias sshd\nStrictHostKeyChecking yes\nUserKnownHostsFile {}\nIdentityFile {}\nIdentitiesOnly yes\n",
+            "Port {port}\nHostKeyAlias sshd\nStrictHostKeyChecking yes\nUserKnownHostsFile {}\nIdentityFile {}\nIdentitiesOnly yes\nServerAliveInterval 5\n",
             at("known"),
             at("key")
         );
@@ -82,19 +92,30 @@ impl Sshd {
             return None;
         }
         assert!(tried.status.success(), "{why}");
-        let log = File::create(at("log")).expect("a file");
-        let mut command = Command::new(&run);
-        command.args(["-D", "-e", "-f", &at("server")]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let child = command.spawn().expect("it begins");
-        let sshd = Self { child, port, place };
-        await_that("sshd listens", SOON, || HOSTS.iter().all(|host| TcpStream::connect((*host, port)).is_ok()));
-        Some(sshd)
+        Some(Self { children: Vec::new(), port, place })
+    }
+
+    /// One more, begun by these words.
+    pub fn serve(&mut self, before: &[&str]) {
+        let place = self.place.path();
+        let log = File::options().create(true).append(true).open(place.join("log")).expect("a file");
+        let run = guests::file("sshd/run");
+        let words = before.iter().map(OsStr::new).chain([run.as_os_str(), OsStr::new("-D"), OsStr::new("-e"), OsStr::new("-f")]);
+        let words: Vec<_> = words.map(OsStr::to_owned).chain([place.join("server").into_os_string()]).collect();
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        self.children.push(command.spawn().expect("it begins"));
+    }
+
+    /// What leads there, as `ssh` does.
+    pub fn way(&self) -> PathBuf {
+        self.place.path().join("ssh")
     }
 
     /// Somebody who comes in here, and has a program of ranks.
     fn user(&self) -> Cli {
         let mut cli = Cli::new();
-        cli.set("FERMATA_SSH", self.place.path().join("ssh"));
+        cli.set("FERMATA_SSH", self.way());
         symlink(env::current_exe().expect("the test has a path"), cli.path().join("grid")).expect("a link");
         cli
     }
@@ -102,8 +123,8 @@ impl Sshd {
 
 impl Drop for Sshd {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.children.iter_mut().for_each(|child| _ = child.kill());
+        self.children.iter_mut().for_each(|child| _ = child.wait());
     }
 }
 
