@@ -18,8 +18,10 @@ const ARITHMETIC: u64 = 0x8d5;
 const DIRECTION: u64 = 0x400;
 const INSTRUCTION_MAX: usize = 15;
 const PAGE: u64 = 4096;
-/// In the bytes that the legacy area leaves to software: there is more behind it (`FP_XSTATE_MAGIC1`).
+/// In the bytes that the legacy area leaves to software: they say how much there is in all (`FP_XSTATE_MAGIC1`).
 const EXTENDED: u32 = 0x4650_5853;
+/// Bytes of the legacy area. A processor without XSAVE has no more, and the frame ends there.
+const LEGACY: u64 = 512;
 
 const ZERO: u64 = 0x40;
 
@@ -459,14 +461,13 @@ impl Store<'_> {
         // SAFETY: the kernel has laid the frame there: 512 bytes, and behind them what their own last bytes say. A component that is not in the frame's
         // bit field is as after a reset: zero.
         unsafe {
-            let extended = frame.add(464).cast::<u32>().read_unaligned() == EXTENDED;
-            let (features, size) = match extended {
-                true => (frame.add(512).cast::<u64>().read_unaligned(), u64::from(frame.add(480).cast::<u32>().read_unaligned())),
-                false => (0, 0),
-            };
+            let said = frame.add(464).cast::<u32>().read_unaligned() == EXTENDED;
+            let size = if said { u64::from(frame.add(480).cast::<u32>().read_unaligned()) } else { LEGACY };
+            let extended = size > LEGACY;
+            let features = if extended { frame.add(LEGACY as usize).cast::<u64>().read_unaligned() } else { 0 };
             let mut part = |component: u32, place: &AtomicU64, stride: u64, nth: usize, at: usize, bytes: usize| {
                 let offset = place.load(Relaxed);
-                if extended && features & 1 << component != 0 && offset != 0 && offset + (nth as u64 + 1) * stride <= size {
+                if features & 1 << component != 0 && offset != 0 && offset + (nth as u64 + 1) * stride <= size {
                     let from = frame.add((offset + nth as u64 * stride) as usize);
                     std::ptr::copy_nonoverlapping(from, content[at..at + bytes].as_mut_ptr(), bytes);
                 }
