@@ -1,7 +1,7 @@
 //! Safe wrappers of the kernel interfaces that Fermata stands on. The only room with `unsafe`.
 //!
 //! - [`userfault`]: userfaultfd: write-protection, and pages that come when they are touched
-//! - [`pagemap`]: `PAGEMAP_SCAN`: which pages of a process were written
+//! - [`pagemap`]: which pages of a process were written
 //! - [`maps`]: where a file is mapped in another process
 //! - [`memory_file`]: guest RAM as a file on tmpfs
 //! - [`area_memory`]: memory of a program at an address of its own

@@ -105,7 +105,7 @@ pub fn soft_dirty() -> Result<(), Refusal> {
     let mut written = Vec::new();
     Pagemap::open(std::process::id())
         .and_then(|mut pagemap| pagemap.soft_dirty(range.clone(), |found| written.extend(found.step_by(PAGE))))
-        .map_err(refused("PAGEMAP_SCAN for soft-dirty bits"))?;
+        .map_err(refused("reading soft-dirty bits"))?;
     if written != [3, 7].map(|page| range.start + page * PAGE as u64) {
         return Err(refused("soft-dirty bits")(io::Error::other("this kernel has none (CONFIG_MEM_SOFT_DIRTY)")));
     }

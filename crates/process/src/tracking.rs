@@ -27,7 +27,8 @@ pub enum Tracking {
     Protect,
     /// Emulation (Emul): each write is a signal, whose handler does the write elsewhere and notes the word. The page stays closed.
     Emulate,
-    /// The soft-dirty bits of the page tables (Scanxen), where the kernel has them. Misses written pages that the kernel takes out of the mapping meanwhile: lock the area in memory (mlock(2)).
+    /// The soft-dirty bits of the page tables (Scanxen), where the kernel has them. Misses written pages that the kernel takes out of the mapping meanwhile: lock the area in memory
+    /// (mlock(2)), and have no huge pages there.
     SoftDirty,
     /// Comparison of all pages with what they were, by hash.
     Compare,

@@ -1,8 +1,9 @@
 //! The soft-dirty bits of the page tables (Documentation/admin-guide/mm/soft-dirty.rst): a walk over them tells what was written since they were cleared. The nearest
-//! that Linux has to a scan of the processor's own dirty bits; many kernels are built without.
+//! that Linux has to a scan of the processor's own dirty bits; many kernels are built without, Debian's with them.
 //!
 //! The bits of shared memory go with its entries in the page table: a page that was written and then dropped from the mapping (`MADV_DONTNEED`, a swap, a collapse into a huge page) before the
-//! next `take` is not named. So nothing takes this by itself, and who asks for it should have the area locked in memory (mlock(2)).
+//! next `take` is not named. A huge page that is mapped as such is named as a whole. So nothing takes this by itself, and who asks for it should have the area locked in memory (mlock(2)) and not in
+//! huge pages.
 //!
 //! Clearing is for the whole process, and each such tracker of it sees that of another: there can be one at a time, and it takes all of the process's time.
 

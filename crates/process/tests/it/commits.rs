@@ -215,7 +215,7 @@ fn discarded_pages_are_zero_afterwards() {
 #[test]
 fn commits_behind_the_program_wait_when_there_are_many() {
     let (_directory, store) = store();
-    let mut area = open(&store, "orders", 1024 * PAGE, Tracking::Assisted).unwrap();
+    let mut area = open_with(&store, "orders", 1024 * PAGE, Options::default().anywhere()).unwrap();
     let mut numbers = Numbers(5);
     let mut pending: Vec<Pending> = Vec::new();
     for _ in 0..12 {

@@ -5,6 +5,7 @@ use fermata_store::Store;
 use std::{
     fmt::Display,
     io::{self, Write as _},
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
 };
@@ -56,8 +57,15 @@ pub fn store() -> (tempfile::TempDir, Store) {
 /// Every way that this host has, with the promise that only stores write.
 pub fn each_tracking(mut test: impl FnMut(Tracking)) {
     for (_, tracking) in Tracking::NAMES {
+        let _alone = alone(tracking);
         test(tracking);
     }
+}
+
+/// The soft-dirty bits are the process's: one test at a time has them.
+pub fn alone(tracking: Tracking) -> Option<MutexGuard<'static, ()>> {
+    static SOFT_DIRTY: Mutex<()> = Mutex::new(());
+    (tracking == Tracking::SoftDirty).then(|| SOFT_DIRTY.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// The area; none, with a word, where this host cannot track so.

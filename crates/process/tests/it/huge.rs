@@ -1,4 +1,4 @@
-//! Memory of huge pages: what is named are pages of 4 KiB all the same, whatever becomes of a huge one under the area.
+//! Memory of huge pages: what is named are pages of 4 KiB all the same, whatever becomes of a huge one under the area. Not so under the soft-dirty bits.
 
 use crate::common::*;
 use fermata_linux::trials::{collapse, drop_from_mapping, mapped_huge, write_in_child};
@@ -51,6 +51,10 @@ fn part_of_a_huge_page(numbers: &mut Numbers) -> Range<usize> {
 }
 
 fn tracked_page_by_page(tracking: Tracking) {
+    if tracking == Tracking::SoftDirty {
+        // Its notes are of huge pages where these are mapped, and are lost where such a mapping is made or split.
+        return;
+    }
     let mut area = match Area::new("huge", PAGES * PAGE, Options::default().tracking(tracking).only_stores().anywhere()) {
         Err(Error::Tracker { source, .. }) => return skipped(format_args!("{tracking}: {source}")),
         area => area.expect("an area"),

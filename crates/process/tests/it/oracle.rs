@@ -173,6 +173,7 @@ fn trackers_take_over_from_each_other() {
     let (_directory, store) = store();
     let mut plain = vec![0; PAGES * PAGE];
     for (round, (_, tracking)) in Tracking::NAMES.into_iter().cycle().take(14).enumerate() {
+        let _alone = alone(tracking);
         let Some(mut area): Option<CriticalArea> = open(&store, "relay", PAGES * PAGE, tracking) else { continue };
         assert!(area.as_slice() == plain, "{tracking}");
         let mut cycle = area.begin().unwrap();

@@ -161,7 +161,7 @@ fn what_cannot_be_removed_keeps_no_commit_from_the_backup() {
 fn a_commit_that_is_cut_off_anywhere_is_not_in_the_backups_store() {
     for left in [30, 60, 500, 9000, 12_000, 30_000, 60_000] {
         let ((place, here), (_elsewhere, there)) = (store(), store());
-        let mut area = open(&here, "cut", BYTES, Tracking::Assisted).unwrap();
+        let mut area = open_with(&here, "cut", BYTES, Options::default().anywhere()).unwrap();
         let backup = backup(place.path(), &there, left, HOW);
         let mut acknowledged = None;
         if area.back_up_to(&backup.socket).is_ok() {

@@ -49,7 +49,7 @@ fn pair(left: usize) -> (Thin, UnixStream) {
 fn a_backup_has_every_commit_and_takes_over() {
     each_tracking(|tracking| {
         let options = Options::default().tracking(tracking).only_stores();
-        let mut area = match Area::new("pair", BYTES, options) {
+        let mut area = match Area::new("pair", BYTES, options.clone()) {
             Err(Error::Tracker { source, .. }) => return skipped(format_args!("{tracking}: {source}")),
             area => area.unwrap(),
         };
@@ -75,7 +75,7 @@ fn a_backup_has_every_commit_and_takes_over() {
         area.as_mut_slice().fill(1);
         let range = area.range();
         drop((replica, area));
-        let area = backup.join().unwrap().take_over(tracking).unwrap();
+        let area = backup.join().unwrap().take_over(options).unwrap();
         assert!(area.as_slice() == committed, "{tracking}");
         assert_eq!((area.range(), area.name()), (range, "pair"));
     });
@@ -84,7 +84,7 @@ fn a_backup_has_every_commit_and_takes_over() {
 #[test]
 fn a_commit_that_is_cut_off_anywhere_is_not_applied() {
     for left in [50, 500, 1000, 5000, 9000, 12_000, 20_000, 30_000] {
-        let mut area = Area::new("cut", BYTES, Tracking::Assisted).unwrap();
+        let mut area = Area::new("cut", BYTES, Tracking::Auto).unwrap();
         area.as_mut_slice()[0] = 1;
         let (here, there) = pair(left);
         let backup = thread::spawn(move || {

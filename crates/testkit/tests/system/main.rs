@@ -17,6 +17,7 @@ mod freed_blocks;
 mod hostile;
 mod housekeeping;
 mod instants;
+mod kernels;
 mod kills;
 mod kvm;
 mod links;
