@@ -22,7 +22,7 @@ use std::{
 const COMING: Duration = Duration::from_secs(60);
 /// How long one may take to say who it is.
 const GREETING: Duration = Duration::from_secs(10);
-const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
+pub(super) const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 /// Frames that wait to be looked at: ranks that send more wait.
 const FRAMES: usize = 64;
 

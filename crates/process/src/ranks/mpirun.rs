@@ -3,6 +3,7 @@
 use super::{
     host::{Error, Options, failed},
     hosts::{Hosts, ssh},
+    life::BETWEEN_LOOKS,
     links::Listener,
     runtime::{ADDRESS, RANK, TOKEN},
 };
@@ -17,7 +18,6 @@ use std::{
 
 /// How long it may take to end by itself; four times as long when it is asked to.
 const ENDING: Duration = Duration::from_secs(3);
-const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 
 /// Whose it is: they name their options differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,12 +7,14 @@ use fermata_testkit::{
     skipped,
 };
 use std::{
-    env,
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
+
+#[path = "../../../c/tests/common/mod.rs"]
+mod library;
 
 /// A host that is cut off is silent for 15 s, and then its `mpirun` has 12 to end.
 const SOON: Duration = Duration::from_secs(300);
@@ -117,11 +119,9 @@ impl Network {
     }
 }
 
-/// As a user compiles it, with the library that was built with this test.
+/// As a user compiles it.
 fn compile(mpicc: &str, place: &Path) -> PathBuf {
     let (sources, program) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("../c"), place.join("jacobi"));
-    let test = env::current_exe().expect("the test has a path");
-    let library = test.parent().expect("it lies in a directory").display().to_string();
     let compiled = Command::new(mpicc)
         .args(["-std=c11", "-D_DEFAULT_SOURCE", "-O2", "-Wno-stringop-overflow"])
         .arg(sources.join("mpi/examples/jacobi.c"))
@@ -129,7 +129,7 @@ fn compile(mpicc: &str, place: &Path) -> PathBuf {
         .args(["include", "mpi"].map(|part| format!("-I{}", sources.join(part).display())))
         .arg("-o")
         .arg(&program)
-        .args([format!("-L{library}"), format!("-Wl,--disable-new-dtags,-rpath,{library}"), "-lfermata".to_owned()])
+        .args(library::linked())
         .status();
     assert!(compiled.is_ok_and(|status| status.success()), "{mpicc} compiles it");
     program
