@@ -28,8 +28,8 @@ Examples:
   gdb vmlinux then/m1/memory.core
   fermata umount then
 
-It goes on in the background until `fermata umount DIR`, `umount DIR` or `fusermount3 -u DIR`. FUSE is needed: /dev/fuse, and fusermount3 (Debian: fuse3) for who \
-is not root.")]
+It goes on in the background until `fermata umount DIR`, `umount DIR` or `fusermount3 -u DIR`, and as long as a container that was started meanwhile has a \
+copy of the mount. FUSE is needed: /dev/fuse, and fusermount3 (Debian: fuse3) for who is not root.")]
 pub struct Mount {
     /// The checkpoint: the beginning of its id, a tag or a branch, each with ~N; EXPERIMENT/ may be before it
     #[arg(value_name = "CHECKPOINT", add = complete::checkpoints())]

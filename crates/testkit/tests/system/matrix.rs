@@ -66,10 +66,14 @@ fn guest(name: &str, kernel: &str, run: &str, more: &str) -> Option<String> {
 /// Runs one of the ignored tests with another QEMU: which one comes from the environment, and a process does not change its own.
 pub fn elsewhere(test: &str, row: &str, qemu: Option<PathBuf>) {
     let mut child = Command::new(env::current_exe().expect("the test has a path"));
-    child.args(["--exact", test, "--ignored", "--nocapture"]).env(ROW, row).envs(qemu.map(|qemu| ("FERMATA_QEMU", qemu)));
-    let done = child.output().expect("the test runs");
+    run_by(child.env(ROW, row).envs(qemu.map(|qemu| ("FERMATA_QEMU", qemu))), test);
+}
+
+/// Runs one of the ignored tests by a command that runs this program.
+pub fn run_by(this: &mut Command, test: &str) {
+    let done = this.args(["--exact", test, "--ignored", "--nocapture"]).output().expect("the test runs");
     let [out, errors] = [&done.stdout, &done.stderr].map(|text| String::from_utf8_lossy(text));
-    assert!(done.status.success() && out.contains("1 passed"), "{test} {row}: {out}{errors}");
+    assert!(done.status.success() && out.contains("1 passed"), "{this:?}: {out}{errors}");
 }
 
 #[test]

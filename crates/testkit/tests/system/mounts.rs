@@ -1,5 +1,6 @@
 //! A checkpoint as a directory of files, by the command line: what is in them, who may take it away, and what damage does.
 
+use crate::matrix::run_by;
 use fermata_experiment::Run;
 use fermata_testkit::{
     Bench, Cli,
@@ -9,6 +10,7 @@ use fermata_testkit::{
 };
 use std::{
     collections::BTreeSet,
+    env,
     fs::{self, File},
     io,
     os::unix::fs::{FileExt, MetadataExt},
@@ -23,13 +25,29 @@ const WORD: &str = "a word on the disk";
 /// What the kernel says of a page that cannot be had.
 const EIO: i32 = 5;
 
-/// Whether this host can mount anything so; says why not.
-fn can_mount() -> bool {
-    let usable = File::options().read(true).write(true).open("/dev/fuse").is_ok();
-    if !usable {
-        println!("skipped: no /dev/fuse that opens, so checkpoints cannot be mounted here");
+/// Runs one of the tests in mounts of its own. A mount lasts, and who serves it lives, as long as it is in anybody's: other tests begin processes with mounts of
+/// their own meanwhile, which have copies of all that they find.
+fn apart(test: &str, otherwise: fn()) {
+    if File::options().read(true).write(true).open("/dev/fuse").is_err() {
+        fermata_testkit::skipped!("mounts, for there is no /dev/fuse that opens");
+        return;
     }
-    usable
+    let may = Command::new("unshare").args(["--mount", "true"]).stderr(Stdio::null()).status();
+    if may.is_ok_and(|status| status.success()) {
+        run_by(Command::new("unshare").arg("--mount").arg(env::current_exe().expect("the test has a path")), test);
+    } else {
+        otherwise();
+    }
+}
+
+#[test]
+fn a_checkpoint_is_a_directory_of_files() {
+    apart("mounts::files_are_right_and_stay", files_are_right_and_stay);
+}
+
+#[test]
+fn damage_is_an_error_where_it_is() {
+    apart("mounts::a_damaged_page_is_no_other_s_error", a_damaged_page_is_no_other_s_error);
 }
 
 /// Takes the directory away when a test ends, however it does.
@@ -76,10 +94,8 @@ fn checkpoint(cli: &mut Cli, name: &str) -> (Bench, Run, String, Vec<u8>) {
 }
 
 #[test]
-fn a_checkpoint_is_a_directory_of_files() {
-    if !can_mount() {
-        return;
-    }
+#[ignore = "done in mounts of its own"]
+fn files_are_right_and_stay() {
     let mut cli = Cli::new();
     let (bench, run, id, disk) = checkpoint(&mut cli, "then");
     let place = Place::new(&cli);
@@ -168,10 +184,8 @@ fn blake3_of(path: &Path) -> blake3::Hash {
 
 /// A page that is damaged in the store is an error where it is read, and others are read all the same. In the foreground, until it is told to end.
 #[test]
-fn damage_is_an_error_where_it_is() {
-    if !can_mount() {
-        return;
-    }
+#[ignore = "done in mounts of its own"]
+fn a_damaged_page_is_no_other_s_error() {
     let mut cli = Cli::new();
     let (bench, run, id, _) = checkpoint(&mut cli, "damaged");
     run.body().machine().kill();
