@@ -3,6 +3,11 @@
 //! It has two parts, which may be named: `marks`, programs that take a minute each, and a checkpoint every quarter of it; and `tables`, the same programs
 //! over some seconds in every way of taking checkpoints. `--ranks N` measures with so many ranks only, `--trials N` as often; `--only PROGRAM` that
 //! program. `--short` measures the tables, each program once, with as many ranks as there are cores.
+//!
+//! The marks are of what checkpoints cost in runs of a minute, in two parts. What the processors do besides the programs' own instructions (faults, saving, sending, storing)
+//! is measured in those runs. The instructions themselves are as many with checkpoints as without, and take longer by what a cache has lost; but whatever else the host
+//! does makes them differ by more than that from run to run. So that part is measured where there is more of it: in many runs of seconds, where a checkpoint comes
+//! every one or two, and counted for each checkpoint. What whole runs of a minute differ by is printed beside it.
 
 use fermata_api::ranks::{Mode, Options, Outcome, Taken};
 use fermata_linux::clock::Stopwatch;
@@ -41,7 +46,8 @@ const OWN: &str = "RANKS_BENCH_OWN";
 /// Checkpoints in a run of the length that it has without. The paper took one every 2 minutes in runs of 48 minutes and more; runs here are shorter.
 const CHECKPOINTS: u32 = 4;
 const PAPERS_INTERVAL_S: f64 = 120.0;
-/// Of each trial of the marks, and of each way: a program that is over sooner runs as often as fits, for its median is the less the host's noise.
+/// Of each trial of the marks, and of each way: a program that is over sooner runs as often as fits. Whatever the host's noise does to a run, by several percent, is
+/// in the median of many the less.
 const TRIAL_S: f64 = 60.0;
 const MEAN_AT_MOST: f64 = 1.0;
 const WORST_AT_MOST: f64 = 3.0;
@@ -52,20 +58,20 @@ type Entry = fn(&[usize]) -> ExitCode;
 struct Sized {
     name: &'static str,
     program: Entry,
-    /// So that it takes some ten seconds on two processors.
+    /// So that it takes some seconds on two processors.
     tables: &'static [usize],
-    /// So that it takes a minute or more; `nqueens`, `prime` and `tsp`, which have next to nothing to save, are no longer than for the tables, and run the more often.
+    /// So that it takes a minute or more; `nqueens`, `prime` and `tsp`, which have next to nothing to save, take seconds, and run the more often.
     marks: &'static [usize],
 }
 
 const PROGRAMS: [Sized; 8] = [
-    Sized { name: "fft", program: fft::program, tables: &[1 << 20, 24], marks: &[1 << 20, 160] },
-    Sized { name: "gauss", program: gauss::program, tables: &[4000], marks: &[4000, 7] },
-    Sized { name: "grid", program: grid::program, tables: &[2048, 2200], marks: &[2048, 14000] },
-    Sized { name: "matmult", program: matmult::program, tables: &[2400], marks: &[4600] },
+    Sized { name: "fft", program: fft::program, tables: &[1 << 20, 24], marks: &[1 << 20, 280] },
+    Sized { name: "gauss", program: gauss::program, tables: &[4000], marks: &[4000, 12] },
+    Sized { name: "grid", program: grid::program, tables: &[2048, 2200], marks: &[2048, 28000] },
+    Sized { name: "matmult", program: matmult::program, tables: &[2400], marks: &[5400] },
     Sized { name: "nqueens", program: nqueens::program, tables: &[16], marks: &[16] },
     Sized { name: "prime", program: prime::program, tables: &[46], marks: &[46] },
-    Sized { name: "sparse", program: sparse::program, tables: &[48000, 6400], marks: &[48000, 39000] },
+    Sized { name: "sparse", program: sparse::program, tables: &[48000, 6400], marks: &[48000, 62000] },
     Sized { name: "tsp", program: tsp::program, tables: &[17], marks: &[17] },
 ];
 
@@ -101,13 +107,17 @@ enum Part {
 
 impl Part {
     const ALL: [(&'static str, Self); 2] = [("marks", Self::Marks), ("tables", Self::Tables)];
+}
 
-    fn ways(self) -> &'static [Mode] {
-        match self {
-            Self::Marks => &WAYS[..1],
-            Self::Tables => &WAYS,
-        }
-    }
+/// How long a run without checkpoints takes, about.
+#[derive(Debug, Clone, Copy)]
+enum Length {
+    Seconds,
+    Minute,
+}
+
+impl Length {
+    const ALL: [Self; 2] = [Self::Seconds, Self::Minute];
 
     /// The argument that makes this bench a rank of a program.
     fn word(self, name: &str) -> String {
@@ -116,15 +126,16 @@ impl Part {
 
     fn args(self, sized: &Sized) -> &'static [usize] {
         match self {
-            Self::Marks => sized.marks,
-            Self::Tables => sized.tables,
+            Self::Seconds => sized.tables,
+            Self::Minute => sized.marks,
         }
     }
 }
 
 fn main() -> ExitCode {
     if let Ok(word) = env::var(PROGRAM) {
-        let mut all = PROGRAMS.iter().flat_map(|sized| Part::ALL.map(|(_, part)| (part.word(sized.name), part.args(sized), sized.program)));
+        let mut all =
+            PROGRAMS.iter().flat_map(|sized| Length::ALL.map(|length| (length.word(sized.name), length.args(sized), sized.program)));
         let (_, args, program) = all.find(|(its, ..)| *its == word).expect("one of the programs");
         let status = program(args);
         let own = Path::new(&env::var(OWN).expect("where to")).join(process::id().to_string());
@@ -151,14 +162,18 @@ fn main() -> ExitCode {
         };
         for ranks in ranks {
             let named = PROGRAMS.iter().filter(|sized| argument("--only").is_none_or(|only| only == sized.name));
-            let measured: Vec<_> = named.map(|sized| measure(sized.name, ranks, trials, part)).collect();
             match part {
-                Part::Marks => marks(&mut report, &measured, ranks, ranks == cores),
-                Part::Tables => tables(&mut report, &measured, ranks),
+                Part::Marks => {
+                    marks(&mut report, &named.map(|sized| Marked::measure(sized, ranks, trials)).collect::<Vec<_>>(), ranks, ranks == cores)
+                }
+                Part::Tables => {
+                    let measure = |sized: &Sized| Measured::new(sized.name, ranks, Length::Seconds, &WAYS, |so_far| so_far.len() >= trials);
+                    tables(&mut report, &named.map(measure).collect::<Vec<_>>(), ranks);
+                }
             }
         }
     }
-    report.note(format!("medians of {trials} runs, of the marks of more where they are shorter than a minute; those of all ways by turns; {CHECKPOINTS} checkpoints in the time of a run without"));
+    report.note(format!("medians of {trials} runs, of the marks of more where they are shorter than a minute, by pairs of neighbours with and without checkpoints; those of all ways by turns; {CHECKPOINTS} checkpoints in the time of a run without"));
     report.print();
     ExitCode::SUCCESS
 }
@@ -168,20 +183,24 @@ fn argument(name: &str) -> Option<String> {
 }
 
 /// Runs a program once more in a way. Returns how long it took, s.
-fn run(way: &mut Way, name: &'static str, part: Part, ranks: usize, mode: Mode, every: Option<Duration>) -> f64 {
+fn run(way: &mut Way, name: &'static str, length: Length, ranks: usize, mode: Mode, every: Option<Duration>) -> f64 {
     let [store, own] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
     let mut options = Options::new(name, ranks, env::current_exe().expect("this program"));
-    options.environment = vec![(PROGRAM.to_owned(), part.word(name)), (OWN.to_owned(), own.path().display().to_string())];
+    options.environment = vec![(PROGRAM.to_owned(), length.word(name)), (OWN.to_owned(), own.path().display().to_string())];
     (options.mode, options.every) = (mode, every);
     let (watch, before) = (Stopwatch::start(), processor_seconds());
     let outcome = fermata_api::ranks::run(Path::new(store.path()), &options, None, &mut |_| {});
     let outcome = outcome.unwrap_or_else(|problem| panic!("{name}: {}", problem.message)).outcome;
     let (seconds, worked) = (watch.elapsed().as_secs_f64(), processor_seconds() - before);
+    let its_own: f64 = fs::read_dir(own.path()).expect("it is there").map(|rank| number(&rank.expect("it is there").path())).sum();
     let how = every.map_or_else(|| "without".to_owned(), |every| format!("{mode:?}, every {:.1} s", every.as_secs_f64()));
-    eprintln!("{name}, {ranks} ranks, {how}: {seconds:.1} s, processors {worked:.1} s, {} checkpoints", outcome.checkpoints.len());
+    let checkpoints = outcome.checkpoints.len();
+    eprintln!(
+        "{name}, {ranks} ranks, {how}: {seconds:.1} s, processors {worked:.2} s, of that own {its_own:.2} s, {checkpoints} checkpoints"
+    );
     way.seconds.push(seconds);
     way.worked.push(worked);
-    way.own.push(fs::read_dir(own.path()).expect("it is there").map(|rank| number(&rank.expect("it is there").path())).sum());
+    way.own.push(its_own);
     way.last = Some(outcome);
     seconds
 }
@@ -190,23 +209,23 @@ fn number(file: &Path) -> f64 {
     fs::read_to_string(file).expect("it was written").parse().expect("a number")
 }
 
-fn measure(name: &'static str, ranks: usize, trials: usize, part: Part) -> Measured {
-    let ways = part.ways().iter().map(|_| Way::default()).collect();
-    let mut measured = Measured { name, every: Duration::ZERO, without: Way::default(), ways };
-    let enough = |so_far: &[f64]| so_far.len() >= trials && (part == Part::Tables || so_far.iter().sum::<f64>() >= TRIAL_S * trials as f64);
-    while !enough(&measured.without.seconds) {
-        let alone = run(&mut measured.without, name, part, ranks, Mode::Consistent, None);
-        if measured.every.is_zero() {
-            measured.every = Duration::from_secs_f64(alone / (f64::from(CHECKPOINTS) + 0.5));
-        }
-        for (way, mode) in measured.ways.iter_mut().zip(WAYS) {
-            run(way, name, part, ranks, mode, Some(measured.every));
-        }
-    }
-    measured
-}
-
 impl Measured {
+    /// Runs it by turns without checkpoints and in these ways, until those without took enough.
+    fn new(name: &'static str, ranks: usize, length: Length, ways: &[Mode], enough: impl Fn(&[f64]) -> bool) -> Self {
+        let mut measured =
+            Self { name, every: Duration::ZERO, without: Way::default(), ways: ways.iter().map(|_| Way::default()).collect() };
+        while !enough(&measured.without.seconds) {
+            let alone = run(&mut measured.without, name, length, ranks, Mode::Consistent, None);
+            if measured.every.is_zero() {
+                measured.every = Duration::from_secs_f64(alone / (f64::from(CHECKPOINTS) + 0.5));
+            }
+            for (way, mode) in measured.ways.iter_mut().zip(ways) {
+                run(way, name, length, ranks, *mode, Some(measured.every));
+            }
+        }
+        measured
+    }
+
     fn alone(&self) -> f64 {
         quantile(&self.without.seconds, 0.5)
     }
@@ -224,17 +243,22 @@ impl Measured {
         [&self.without, &self.ways[way]].map(|way| quantile(&way.worked, 0.5))
     }
 
-    /// How much more processors' time it took with checkpoints, %.
-    fn worked_more(&self) -> f64 {
-        let [without, with] = self.worked(0);
-        (with / without - 1.0) * 100.0
+    /// The median of what a run with checkpoints makes of the run without that came before it: a host that grows slower meanwhile makes both slower.
+    fn of_pairs(&self, way: usize, figure: impl Fn(&Way, &Way, usize) -> f64) -> f64 {
+        let with = &self.ways[way];
+        let pairs = (0..with.worked.len()).map(|nth| figure(&self.without, with, nth));
+        quantile(&pairs.collect::<Vec<_>>(), 0.5)
     }
 
-    /// The same without what the programs' own instructions took, which are as many with checkpoints as without: that they take longer or shorter is the host's noise, or what
-    /// a cache has lost.
+    /// How much more processors' time it took with checkpoints, %.
+    fn worked_more(&self) -> f64 {
+        self.of_pairs(0, |without, with, nth| (with.worked[nth] / without.worked[nth] - 1.0) * 100.0)
+    }
+
+    /// Of that, what is not in the programs' own instructions, %.
     fn besides_more(&self) -> f64 {
-        let [without, with] = [&self.without, &self.ways[0]].map(|way| quantile(&way.worked, 0.5) - quantile(&way.own, 0.5));
-        (with - without) / self.worked(0)[0] * 100.0
+        let besides = |way: &Way, nth: usize| way.worked[nth] - way.own[nth];
+        self.of_pairs(0, |without, with, nth| (besides(with, nth) - besides(without, nth)) / without.worked[nth] * 100.0)
     }
 
     /// By how much runs without checkpoints differ in processors' time, %.
@@ -244,13 +268,17 @@ impl Measured {
 
     /// What a checkpoint took of the processors, s.
     fn each(&self) -> f64 {
-        let [without, with] = self.worked(0);
-        (with - without) / self.count(0).max(1.0)
+        self.of_pairs(0, |without, with, nth| with.worked[nth] - without.worked[nth]) / self.count(0).max(1.0)
     }
 
-    /// How much more processors' time it would be at the paper's interval, %.
-    fn at_papers_interval(&self) -> f64 {
-        self.each() / (self.worked(0)[0] / self.alone() * PAPERS_INTERVAL_S) * 100.0
+    /// Of that, by how much longer the program's own instructions took, s.
+    fn own_each(&self) -> f64 {
+        self.of_pairs(0, |without, with, nth| with.own[nth] - without.own[nth]) / self.count(0).max(1.0)
+    }
+
+    /// How much more processors' time it would be at the paper's interval if a checkpoint took so long of the processors, %.
+    fn at_papers_interval(&self, each: f64) -> f64 {
+        each / (self.worked(0)[0] / self.alone() * PAPERS_INTERVAL_S) * 100.0
     }
 
     /// How many checkpoints there were in the last run.
@@ -265,53 +293,122 @@ impl Measured {
     }
 }
 
+/// What checkpoints cost a program in a run of a minute.
+struct Marked {
+    minute: Measured,
+    /// Shorter runs, where they are.
+    seconds: Option<Measured>,
+}
+
+impl Marked {
+    fn measure(sized: &Sized, ranks: usize, trials: usize) -> Self {
+        let enough = |so_far: &[f64]| so_far.len() >= trials && so_far.iter().sum::<f64>() >= TRIAL_S * trials as f64;
+        let runs = |length| Measured::new(sized.name, ranks, length, &WAYS[..1], enough);
+        Self { minute: runs(Length::Minute), seconds: (sized.tables != sized.marks).then(|| runs(Length::Seconds)) }
+    }
+
+    /// Where a checkpoint comes most often.
+    fn often(&self) -> &Measured {
+        self.seconds.as_ref().unwrap_or(&self.minute)
+    }
+
+    /// Of the processors' time without checkpoints, %.
+    fn own_more(&self) -> f64 {
+        self.often().own_each() * self.minute.count(0) / self.minute.worked(0)[0] * 100.0
+    }
+
+    /// How much more processors' time it takes with checkpoints, %.
+    fn more(&self) -> f64 {
+        self.minute.besides_more() + self.own_more()
+    }
+
+    /// What a checkpoint takes of the processors, s.
+    fn each(&self) -> f64 {
+        self.more() / 100.0 * self.minute.worked(0)[0] / self.minute.count(0).max(1.0)
+    }
+
+    fn at_papers_interval(&self) -> f64 {
+        self.minute.at_papers_interval(self.each())
+    }
+}
+
 /// The mean of some values, and the largest.
 fn mean_and_worst(values: &[f64]) -> (f64, f64) {
     (values.iter().sum::<f64>() / values.len().max(1) as f64, values.iter().copied().fold(f64::MIN, f64::max))
 }
 
-fn marks(report: &mut Report, measured: &[Measured], ranks: usize, marked: bool) {
+fn marks(report: &mut Report, measured: &[Marked], ranks: usize, marked: bool) {
+    let all = |figure: fn(&Marked) -> f64| mean_and_worst(&measured.iter().map(figure).collect::<Vec<_>>());
+    let (mean, worst) = all(Marked::more);
     let mark = |value: f64, most: f64, words| if marked { (words, value < most) } else { ("reported", true) };
-    let mut overhead = |what: &str, figure: fn(&Measured) -> f64| {
-        let (mean, worst) = mean_and_worst(&measured.iter().map(figure).collect::<Vec<_>>());
-        report.mark(&format!("{ranks} ranks: {what}, mean"), mean, "%", None, mark(mean, MEAN_AT_MOST, "under 1 %"));
-        report.mark(&format!("{ranks} ranks: {what}, worst"), worst, "%", None, mark(worst, WORST_AT_MOST, "under 3 %"));
+    let more = format!("{ranks} ranks: overhead of processors' time");
+    report.mark(&format!("{more}, mean"), mean, "%", None, mark(mean, MEAN_AT_MOST, "under 1 %"));
+    report.mark(&format!("{more}, worst"), worst, "%", None, mark(worst, WORST_AT_MOST, "under 3 %"));
+    let mut tell = |what: &str, figure| {
+        let (mean, worst) = all(figure);
+        report.tell(&format!("{ranks} ranks: {what}, mean"), mean, "%", None);
+        report.tell(&format!("{ranks} ranks: {what}, worst"), worst, "%", None);
     };
-    overhead("overhead of processors' time", Measured::worked_more);
-    overhead("of that not in the programs' own instructions", Measured::besides_more);
-    let (mean, worst) = mean_and_worst(&measured.iter().map(Measured::at_papers_interval).collect::<Vec<_>>());
-    report.tell(&format!("{ranks} ranks: the same if there were one every 2 min, mean"), mean, "%", None);
-    report.tell(&format!("{ranks} ranks: the same if there were one every 2 min, worst"), worst, "%", None);
+    tell("of that not in the programs' own instructions", |program| program.minute.besides_more());
+    tell("what whole runs of a minute differ by", |program| program.minute.worked_more());
+    tell("the same if there were one every 2 min", Marked::at_papers_interval);
     let columns = [
         "interval (s)",
         "running time (s)",
         "with (s)",
         "processors (s)",
         "with (s)",
-        "%",
+        "whole runs (%)",
         "without differs by (%)",
-        "not the program's own (%)",
+        "more (%)",
+        "own instructions (%)",
+        "besides (%)",
         "for a checkpoint (ms)",
         "written (MB)",
         "blocked (ms)",
         "% if every 2 min",
     ];
     table(report, "of a minute", measured, ranks, &columns, &|program| {
-        let [without, with] = program.worked(0);
+        let minute = &program.minute;
+        let [without, with] = minute.worked(0);
         let [written, blocked] =
-            [|taken: &Taken| taken.written_bytes, |taken: &Taken| taken.blocked_ns].map(|figure| program.mean(0, figure) / 1e6);
-        let (every, each) = (program.every.as_secs_f64(), program.each() * 1e3);
-        let times = [every, program.alone(), program.with(0), without, with];
-        let more = [program.worked_more(), program.noise(), program.besides_more(), each];
-        times.into_iter().chain(more).chain([written, blocked, program.at_papers_interval()]).collect()
+            [|taken: &Taken| taken.written_bytes, |taken: &Taken| taken.blocked_ns].map(|figure| minute.mean(0, figure) / 1e6);
+        let times = [minute.every.as_secs_f64(), minute.alone(), minute.with(0), without, with];
+        let whole = [minute.worked_more(), minute.noise()];
+        let more = [program.more(), program.own_more(), minute.besides_more(), program.each() * 1e3];
+        times.into_iter().chain(whole).chain(more).chain([written, blocked, program.at_papers_interval()]).collect()
+    });
+    let columns = ["interval (s)", "pairs of runs", "own instructions (s)", "more for a checkpoint (ms)", "written (MB)"];
+    table(report, "own instructions where checkpoints are often", measured, ranks, &columns, &|program| {
+        let often = program.often();
+        let own = quantile(&often.without.own, 0.5);
+        let written = often.mean(0, |taken| taken.written_bytes) / 1e6;
+        vec![often.every.as_secs_f64(), often.without.own.len() as f64, own, often.own_each() * 1e3, written]
     });
 }
 
+/// Of a program.
+trait Named {
+    fn name(&self) -> &str;
+}
+
+impl Named for Measured {
+    fn name(&self) -> &str {
+        self.name
+    }
+}
+
+impl Named for Marked {
+    fn name(&self) -> &str {
+        self.minute.name
+    }
+}
+
 /// A line for each program.
-fn table(report: &mut Report, title: &str, measured: &[Measured], ranks: usize, columns: &[&str], row: &dyn Fn(&Measured) -> Vec<f64>) {
+fn table<P: Named>(report: &mut Report, title: &str, measured: &[P], ranks: usize, columns: &[&str], row: &dyn Fn(&P) -> Vec<f64>) {
     let head = std::iter::once("program").chain(columns.iter().copied()).map(str::to_owned).collect();
     let rows = measured.iter().map(|program| {
-        std::iter::once(program.name.to_owned()).chain(row(program).into_iter().map(|value| format!("{value:.2}"))).collect()
+        std::iter::once(program.name().to_owned()).chain(row(program).into_iter().map(|value| format!("{value:.2}"))).collect()
     });
     report.tables.push(Table { title: format!("{ranks} ranks: {title}"), rows: std::iter::once(head).chain(rows).collect() });
 }
@@ -338,8 +435,9 @@ fn tables(report: &mut Report, measured: &[Measured], ranks: usize) {
         &["interval (s)", "without (s)", "with (s)", "%", "for a checkpoint (ms)", "% if every 2 min"],
         &|program| {
             let [without, with] = program.worked(0);
-            let each = program.each() * 1e3;
-            vec![program.every.as_secs_f64(), without, with, program.worked_more(), each, program.at_papers_interval()]
+            let each = program.each();
+            let papers = program.at_papers_interval(program.each());
+            vec![program.every.as_secs_f64(), without, with, program.worked_more(), each * 1e3, papers]
         },
     );
     table("3", "of a checkpoint", &["written (MB)", "elapsed (ms)", "copies on write of a rank", "blocked (ms)"], &|program| {

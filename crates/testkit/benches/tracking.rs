@@ -412,7 +412,7 @@ fn figure_8(report: &mut Report, grid: &Grid) {
 impl Bench {
     /// `Auto` and another by turns: the median of each, and of how many times as long `Auto` took as its neighbour.
     fn by_turns(&self, rival: Tracking, ppt: u64, wpp: u64) -> Option<[f64; 3]> {
-        const PAIRS: usize = 3;
+        const PAIRS: usize = 9;
         let measured = |tracking| Some(self.measure(&mut Native::new(Some(tracking), AREA_MIB)?, ppt, wpp, AREA_MIB));
         let pairs = (0..PAIRS).map(|_| Some((measured(Tracking::Auto)?, measured(rival)?))).collect::<Option<Vec<_>>>()?;
         let median = |of: fn(&(f64, f64)) -> f64| quantile(&pairs.iter().map(of).collect::<Vec<_>>(), 0.5);
