@@ -7,7 +7,7 @@
 //! The marks are of what checkpoints cost in runs of a minute, in two parts. What the processors do besides the programs' own instructions (faults, saving, sending, storing)
 //! is measured in those runs. The instructions themselves are as many with checkpoints as without, and take longer by what a cache has lost; but whatever else the host
 //! does makes them differ by more than that from run to run. So that part is measured where there is more of it: in many runs of seconds, where a checkpoint comes
-//! every one or two, and counted for each checkpoint. What whole runs of a minute differ by is printed beside it.
+//! every one or two, and counted for each checkpoint. Whole runs of a minute are marked beside it.
 
 use fermata_api::ranks::{Mode, Options, Outcome, Taken};
 use fermata_linux::clock::Stopwatch;
@@ -267,14 +267,9 @@ impl Measured {
         (quantile(&self.without.worked, 1.0) / quantile(&self.without.worked, 0.0) - 1.0) * 100.0
     }
 
-    /// What a checkpoint took of the processors, s.
-    fn each(&self) -> f64 {
-        self.of_pairs(0, |without, with, nth| with.worked[nth] - without.worked[nth]) / self.count(0).max(1.0)
-    }
-
-    /// Of that, by how much longer the program's own instructions took, s.
-    fn own_each(&self) -> f64 {
-        self.of_pairs(0, |without, with, nth| with.own[nth] - without.own[nth]) / self.count(0).max(1.0)
+    /// By how much longer one of these times was for each checkpoint, s.
+    fn each(&self, times: fn(&Way) -> &[f64]) -> f64 {
+        self.of_pairs(0, |without, with, nth| times(with)[nth] - times(without)[nth]) / self.count(0).max(1.0)
     }
 
     /// How much more processors' time it would be at the paper's interval if a checkpoint took so long of the processors, %.
@@ -315,7 +310,7 @@ impl Marked {
 
     /// Of the processors' time without checkpoints, %.
     fn own_more(&self) -> f64 {
-        self.often().own_each() * self.minute.count(0) / self.minute.worked(0)[0] * 100.0
+        self.often().each(|way| &way.own) * self.minute.count(0) / self.minute.worked(0)[0] * 100.0
     }
 
     /// How much more processors' time it takes with checkpoints, %.
@@ -339,20 +334,16 @@ fn mean_and_worst(values: &[f64]) -> (f64, f64) {
 }
 
 fn marks(report: &mut Report, measured: &[Marked], ranks: usize, marked: bool) {
-    let all = |figure: fn(&Marked) -> f64| mean_and_worst(&measured.iter().map(figure).collect::<Vec<_>>());
-    let (mean, worst) = all(Marked::more);
-    let mark = |value: f64, most: f64, words| if marked { (words, value < most) } else { ("reported", true) };
-    let more = format!("{ranks} ranks: overhead of processors' time");
-    report.mark(&format!("{more}, mean"), mean, "%", None, mark(mean, MEAN_AT_MOST, "under 1 %"));
-    report.mark(&format!("{more}, worst"), worst, "%", None, mark(worst, WORST_AT_MOST, "under 3 %"));
-    let mut tell = |what: &str, figure| {
-        let (mean, worst) = all(figure);
-        report.tell(&format!("{ranks} ranks: {what}, mean"), mean, "%", None);
-        report.tell(&format!("{ranks} ranks: {what}, worst"), worst, "%", None);
+    let mut tell = |what: &str, figure: fn(&Marked) -> f64, marked: bool| {
+        let (mean, worst) = mean_and_worst(&measured.iter().map(figure).collect::<Vec<_>>());
+        let mark = |value: f64, most: f64, words| if marked { (words, value < most) } else { ("reported", true) };
+        report.mark(&format!("{ranks} ranks: {what}, mean"), mean, "%", None, mark(mean, MEAN_AT_MOST, "under 1 %"));
+        report.mark(&format!("{ranks} ranks: {what}, worst"), worst, "%", None, mark(worst, WORST_AT_MOST, "under 3 %"));
     };
-    tell("of that not in the programs' own instructions", |program| program.minute.besides_more());
-    tell("what whole runs of a minute differ by", |program| program.minute.worked_more());
-    tell("the same if there were one every 2 min", Marked::at_papers_interval);
+    tell("overhead of processors' time, by whole runs", |program| program.minute.worked_more(), marked);
+    tell("overhead of processors' time, in two parts", Marked::more, marked);
+    tell("of that not in the programs' own instructions", |program| program.minute.besides_more(), marked);
+    tell("the same if there were one every 2 min", Marked::at_papers_interval, false);
     let columns = [
         "interval (s)",
         "running time (s)",
@@ -369,7 +360,7 @@ fn marks(report: &mut Report, measured: &[Marked], ranks: usize, marked: bool) {
         "blocked (ms)",
         "% if every 2 min",
     ];
-    table(report, "of a minute", measured, ranks, &columns, &|program| {
+    let row = |program: &Marked| {
         let minute = &program.minute;
         let [without, with] = minute.worked(0);
         let [written, blocked] =
@@ -378,39 +369,29 @@ fn marks(report: &mut Report, measured: &[Marked], ranks: usize, marked: bool) {
         let whole = [minute.worked_more(), minute.noise()];
         let more = [program.more(), program.own_more(), minute.besides_more(), program.each() * 1e3];
         times.into_iter().chain(whole).chain(more).chain([written, blocked, program.at_papers_interval()]).collect()
-    });
+    };
+    table(report, "of a minute", ranks, &columns, measured.iter().map(|program| (program.minute.name, row(program))));
     let columns = ["interval (s)", "pairs of runs", "own instructions (s)", "more for a checkpoint (ms)", "written (MB)"];
-    table(report, "own instructions where checkpoints are often", measured, ranks, &columns, &|program| {
+    let row = |program: &Marked| {
         let often = program.often();
         let own = quantile(&often.without.own, 0.5);
         let written = often.mean(0, |taken| taken.written_bytes) / 1e6;
-        vec![often.every.as_secs_f64(), often.without.own.len() as f64, own, often.own_each() * 1e3, written]
-    });
-}
-
-/// Of a program.
-trait Named {
-    fn name(&self) -> &str;
-}
-
-impl Named for Measured {
-    fn name(&self) -> &str {
-        self.name
-    }
-}
-
-impl Named for Marked {
-    fn name(&self) -> &str {
-        self.minute.name
-    }
+        vec![often.every.as_secs_f64(), often.without.own.len() as f64, own, often.each(|way| &way.own) * 1e3, written]
+    };
+    table(
+        report,
+        "own instructions where checkpoints are often",
+        ranks,
+        &columns,
+        measured.iter().map(|program| (program.minute.name, row(program))),
+    );
 }
 
 /// A line for each program.
-fn table<P: Named>(report: &mut Report, title: &str, measured: &[P], ranks: usize, columns: &[&str], row: &dyn Fn(&P) -> Vec<f64>) {
+fn table(report: &mut Report, title: &str, ranks: usize, columns: &[&str], programs: impl Iterator<Item = (&'static str, Vec<f64>)>) {
     let head = std::iter::once("program").chain(columns.iter().copied()).map(str::to_owned).collect();
-    let rows = measured.iter().map(|program| {
-        std::iter::once(program.name().to_owned()).chain(row(program).into_iter().map(|value| format!("{value:.2}"))).collect()
-    });
+    let rows =
+        programs.map(|(name, row)| std::iter::once(name.to_owned()).chain(row.into_iter().map(|value| format!("{value:.2}"))).collect());
     report.tables.push(Table { title: format!("{ranks} ranks: {title}"), rows: std::iter::once(head).chain(rows).collect() });
 }
 
@@ -420,7 +401,8 @@ fn tables(report: &mut Report, measured: &[Measured], ranks: usize) {
         report.tell(&format!("{ranks} ranks: {} with checkpoints, running time", program.name), program.overhead(0), "%", None);
     }
     let mut table = |number: &str, title: &str, columns: &[&str], row: &dyn Fn(&Measured) -> Vec<f64>| {
-        table(report, &format!("Table {number}: {title}"), measured, ranks, columns, row);
+        let programs = measured.iter().map(|program| (program.name, row(program)));
+        table(report, &format!("Table {number}: {title}"), ranks, columns, programs);
     };
     let megabytes = |bytes: f64| bytes / 1e6;
     let less = |full: f64, less: f64| vec![full, less, (1.0 - less / full) * 100.0];
@@ -436,8 +418,8 @@ fn tables(report: &mut Report, measured: &[Measured], ranks: usize) {
         &["interval (s)", "without (s)", "with (s)", "%", "for a checkpoint (ms)", "% if every 2 min"],
         &|program| {
             let [without, with] = program.worked(0);
-            let each = program.each();
-            let papers = program.at_papers_interval(program.each());
+            let each = program.each(|way| &way.worked);
+            let papers = program.at_papers_interval(each);
             vec![program.every.as_secs_f64(), without, with, program.worked_more(), each * 1e3, papers]
         },
     );
