@@ -20,17 +20,31 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 /// before.
 pub fn end_group(child: &mut Child) -> io::Result<ExitStatus> {
     let group = Pid::from_child(child);
-    // As long as nobody asks how the child has ended, its number is not given to another.
-    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     // Who is gone needs no signal.
     let _ = kill_process_group(group, Signal::TERM);
     let mut waited = Duration::ZERO;
-    while waitid(WaitId::Pid(group), look)?.is_none() && waited < ENDING {
+    while !has_ended(child)? && waited < ENDING {
         thread::sleep(BETWEEN_LOOKS);
         waited += BETWEEN_LOOKS;
     }
     let _ = kill_process_group(group, Signal::KILL);
     child.wait()
+}
+
+/// Whether a child has ended. Nobody has waited for it then: its number is not given to another, and the kernel still knows what it took.
+pub fn has_ended(child: &Child) -> io::Result<bool> {
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    Ok(waitid(WaitId::Pid(Pid::from_child(child)), look)?.is_some())
+}
+
+/// Stops a child that leads a process group, and whom it has started, until [`continue_group`] (SIGSTOP).
+pub fn stop_group(child: &Child) -> io::Result<()> {
+    Ok(kill_process_group(Pid::from_child(child), Signal::STOP)?)
+}
+
+/// Has a child that leads a process group go on, and whom it has started (SIGCONT).
+pub fn continue_group(child: &Child) -> io::Result<()> {
+    Ok(kill_process_group(Pid::from_child(child), Signal::CONT)?)
 }
 
 /// Calls back, in a thread of its own, when the process is asked to end (SIGTERM, SIGINT, SIGQUIT, and SIGHUP unless that is ignored, as under nohup). Asked again,

@@ -26,9 +26,11 @@ struct Rho {
     dismissed: &'static mut u64,
 }
 
-/// a b mod n, for n below 2^96.
+/// a b mod n, for a and b below n, and n below 2^120: as many bits of b at a time as there is room for above n.
 fn multiply(a: u128, b: u128, n: u128) -> u128 {
-    (0..3).rev().fold(0, |sum, part| ((sum << 32) % n + a * (b >> (32 * part) & 0xffff_ffff) % n) % n)
+    let room = n.leading_zeros();
+    let parts = (u128::BITS - room).div_ceil(room);
+    (0..parts).rev().fold(0, |sum, part| ((sum << room) % n + a * (b >> (room * part) & ((1 << room) - 1)) % n) % n)
 }
 
 fn common_divisor(mut a: u128, mut b: u128) -> u128 {
@@ -169,7 +171,7 @@ impl Program for Rho {
 
 /// What each rank runs, with these arguments.
 pub fn program(args: &[usize]) -> ExitCode {
-    let bits = args.first().copied().unwrap_or(34).clamp(8, 46);
+    let bits = args.first().copied().unwrap_or(34).clamp(8, 56);
     ranks::run(|layout, here| Rho::new(layout, here, bits))
 }
 

@@ -4,19 +4,23 @@
 //! over some seconds in every way of taking checkpoints. `--ranks N` measures with so many ranks only, `--trials N` as often; `--only PROGRAM` that
 //! program. `--short` measures the tables, each program once, with as many ranks as there are cores.
 //!
-//! The marks are of what checkpoints cost in runs of a minute, in two parts. What the processors do besides the programs' own instructions (faults, saving, sending, storing)
-//! is measured in those runs. The instructions themselves are as many with checkpoints as without, and take longer by what a cache has lost; but whatever else the host
-//! does makes them differ by more than that from run to run. So that part is measured where there is more of it: in many runs of seconds, where a checkpoint comes
-//! every one or two, and counted for each checkpoint. Whole runs of a minute are marked beside it.
+//! The marks are of what checkpoints cost in runs of a minute, in processors' time. A run with checkpoints and one without go by turns of half a second, so that both meet the same host, as it
+//! grows slower or faster for others. They still differ by several percent, either way, for where their memory happens to lie. So the overhead is marked in two parts, too. What
+//! is besides the programs' own instructions (faults, saving, sending, storing) is measured in those runs, as a share of the own ones. The own instructions are as many with
+//! checkpoints as without, and take longer by what caches and page tables have lost. That part is measured in many runs of seconds, each with its own memory, where a checkpoint comes every
+//! one or two, and counted for each checkpoint.
 
-use fermata_api::ranks::{Mode, Options, Outcome, Taken};
-use fermata_linux::clock::Stopwatch;
+use fermata_api::ranks::{Mode, Outcome, Taken};
 use fermata_testkit::{
-    measure::{own_seconds, processor_seconds},
+    Cli,
+    measure::own_seconds,
     report::{Report, Table, quantile},
+    turns::by_turns,
 };
+use serde::{Deserialize, Serialize};
 use std::{
     env, fs,
+    fs::File,
     path::Path,
     process::{self, ExitCode},
     time::Duration,
@@ -46,8 +50,7 @@ const OWN: &str = "RANKS_BENCH_OWN";
 /// Checkpoints in a run of the length that it has without. The paper took one every 2 minutes in runs of 48 minutes and more; runs here are shorter.
 const CHECKPOINTS: u32 = 4;
 const PAPERS_INTERVAL_S: f64 = 120.0;
-/// Of each trial of the marks, and of each way: a program that is over sooner runs as often as fits. Whatever the host's noise does to a run, by several percent, is
-/// in the median of many the less.
+/// Of each trial of the marks, of each length, and of each way: a program that is over sooner runs as often as fits.
 const TRIAL_S: f64 = 45.0;
 const MEAN_AT_MOST: f64 = 1.0;
 const WORST_AT_MOST: f64 = 3.0;
@@ -60,7 +63,7 @@ struct Sized {
     program: Entry,
     /// So that it takes some seconds on two processors.
     tables: &'static [usize],
-    /// So that it takes a minute or more; `nqueens`, `prime` and `tsp`, which have next to nothing to save, take seconds, and run the more often.
+    /// So that it takes a minute, or nearly.
     marks: &'static [usize],
 }
 
@@ -69,33 +72,44 @@ const PROGRAMS: [Sized; 8] = [
     Sized { name: "gauss", program: gauss::program, tables: &[4000], marks: &[4000, 12] },
     Sized { name: "grid", program: grid::program, tables: &[2048, 2200], marks: &[2048, 28000] },
     Sized { name: "matmult", program: matmult::program, tables: &[2400], marks: &[5400] },
-    Sized { name: "nqueens", program: nqueens::program, tables: &[16], marks: &[16] },
-    Sized { name: "prime", program: prime::program, tables: &[46], marks: &[46] },
+    Sized { name: "nqueens", program: nqueens::program, tables: &[16], marks: &[17] },
+    Sized { name: "prime", program: prime::program, tables: &[46], marks: &[51] },
     Sized { name: "sparse", program: sparse::program, tables: &[48000, 6400], marks: &[48000, 62000] },
-    Sized { name: "tsp", program: tsp::program, tables: &[17], marks: &[17] },
+    Sized { name: "tsp", program: tsp::program, tables: &[17], marks: &[19] },
 ];
 
 /// What the paper calls incremental and copy on write is the first.
 const WAYS: [Mode; 5] = [Mode::Consistent, Mode::Blocking, Mode::Full, Mode::Optimistic, Mode::Precopy];
 
-/// Runs of a program in one way.
-#[derive(Default)]
-struct Way {
-    /// By the clock.
-    seconds: Vec<f64>,
-    /// Of all processors, for ranks and who looks after them.
-    worked: Vec<f64>,
-    /// Of that, in the programs' own instructions.
-    own: Vec<f64>,
-    last: Option<Outcome>,
+/// A run of a program.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct Run {
+    /// Of [`PROGRAMS`].
+    program: usize,
+    length: Length,
+    ranks: usize,
+    mode: Mode,
+    every: Option<Duration>,
+}
+
+/// What a run was like.
+#[derive(Clone)]
+struct Ran {
+    /// How long it ran, s.
+    seconds: f64,
+    /// Of all processors, for ranks and who looks after them, s.
+    worked: f64,
+    /// Of that, in the program's own instructions.
+    own: f64,
+    outcome: Outcome,
 }
 
 struct Measured {
     name: &'static str,
     every: Duration,
-    without: Way,
+    without: Vec<Ran>,
     /// In the order of [`WAYS`], which need not all be there.
-    ways: Vec<Way>,
+    ways: Vec<Vec<Ran>>,
 }
 
 /// What is measured.
@@ -110,20 +124,13 @@ impl Part {
 }
 
 /// How long a run without checkpoints takes, about.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum Length {
     Seconds,
     Minute,
 }
 
 impl Length {
-    const ALL: [Self; 2] = [Self::Seconds, Self::Minute];
-
-    /// The argument that makes this bench a rank of a program.
-    fn word(self, name: &str) -> String {
-        format!("{name} {self:?}")
-    }
-
     fn args(self, sized: &Sized) -> &'static [usize] {
         match self {
             Self::Seconds => sized.tables,
@@ -133,14 +140,8 @@ impl Length {
 }
 
 fn main() -> ExitCode {
-    if let Ok(word) = env::var(PROGRAM) {
-        let mut all =
-            PROGRAMS.iter().flat_map(|sized| Length::ALL.map(|length| (length.word(sized.name), length.args(sized), sized.program)));
-        let (_, args, program) = all.find(|(its, ..)| *its == word).expect("one of the programs");
-        let status = program(args);
-        let own = Path::new(&env::var(OWN).expect("where to")).join(process::id().to_string());
-        fs::write(own, own_seconds().to_string()).expect("room for a number");
-        return status;
+    if let Ok(told) = env::var(PROGRAM) {
+        return serde_json::from_str::<Run>(&told).expect("a run").rank();
     }
     let cores = std::thread::available_parallelism().map_or(2, usize::from).max(2);
     let flag = |flag: &str| env::args().any(|argument| argument == flag);
@@ -161,19 +162,23 @@ fn main() -> ExitCode {
             _ => vec![cores],
         };
         for ranks in ranks {
-            let named = PROGRAMS.iter().filter(|sized| argument("--only").is_none_or(|only| only == sized.name));
+            let named = (0..PROGRAMS.len()).filter(|program| argument("--only").is_none_or(|only| only == PROGRAMS[*program].name));
+            let run = |program, length| Run { program, length, ranks, mode: Mode::Consistent, every: None };
             match part {
                 Part::Marks => {
-                    marks(&mut report, &named.map(|sized| Marked::measure(sized, ranks, trials)).collect::<Vec<_>>(), ranks, ranks == cores)
+                    let measured: Vec<_> = named.map(|program| Marked::measure(|length| run(program, length), trials)).collect();
+                    marks(&mut report, &measured, ranks, ranks == cores);
                 }
                 Part::Tables => {
-                    let measure = |sized: &Sized| Measured::new(sized.name, ranks, Length::Seconds, &WAYS, |so_far| so_far.len() >= trials);
-                    tables(&mut report, &named.map(measure).collect::<Vec<_>>(), ranks);
+                    let measured: Vec<_> = named.map(|program| Measured::in_all_ways(run(program, Length::Seconds), trials)).collect();
+                    tables(&mut report, &measured, ranks);
                 }
             }
         }
     }
-    report.note(format!("medians of {trials} runs, of the marks of as many as take {TRIAL_S} s, by pairs of neighbours with and without checkpoints; those of all ways by turns; {CHECKPOINTS} checkpoints in the time of a run without"));
+    report.note(format!(
+        "medians of {trials} runs, of the marks of as many as take {TRIAL_S} s; those of the marks in pairs, with checkpoints and without, which stand still by turns; {CHECKPOINTS} checkpoints in the time of a run without"
+    ));
     report.print();
     ExitCode::SUCCESS
 }
@@ -182,56 +187,123 @@ fn argument(name: &str) -> Option<String> {
     env::args().skip_while(|argument| argument != name).nth(1)
 }
 
-/// Runs a program once more in a way. Returns how long it took, s.
-fn run(way: &mut Way, name: &'static str, length: Length, ranks: usize, mode: Mode, every: Option<Duration>) -> f64 {
-    let [store, own] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
-    let mut options = Options::new(name, ranks, env::current_exe().expect("this program"));
-    options.environment = vec![(PROGRAM.to_owned(), length.word(name)), (OWN.to_owned(), own.path().display().to_string())];
-    (options.mode, options.every) = (mode, every);
-    let (watch, before) = (Stopwatch::start(), processor_seconds());
-    let outcome = fermata_api::ranks::run(Path::new(store.path()), &options, None, &mut |_| {});
-    let outcome = outcome.unwrap_or_else(|problem| panic!("{name}: {}", problem.message)).outcome;
-    let (seconds, worked) = (watch.elapsed().as_secs_f64(), processor_seconds() - before);
-    let its_own: f64 = fs::read_dir(own.path()).expect("it is there").map(|rank| number(&rank.expect("it is there").path())).sum();
-    let how = every.map_or_else(|| "without".to_owned(), |every| format!("{mode:?}, every {:.1} s", every.as_secs_f64()));
-    let checkpoints = outcome.checkpoints.len();
-    eprintln!(
-        "{name}, {ranks} ranks, {how}: {seconds:.1} s, processors {worked:.2} s, of that own {its_own:.2} s, {checkpoints} checkpoints"
-    );
-    way.seconds.push(seconds);
-    way.worked.push(worked);
-    way.own.push(its_own);
-    way.last = Some(outcome);
-    seconds
+impl Run {
+    /// A rank of it.
+    fn rank(self) -> ExitCode {
+        let sized = &PROGRAMS[self.program];
+        let status = (sized.program)(self.length.args(sized));
+        let own = Path::new(&env::var(OWN).expect("where to")).join(process::id().to_string());
+        fs::write(own, own_seconds().to_string()).expect("room for a number");
+        status
+    }
+
+    /// The interval by the clock, which goes on while others have their turns.
+    fn every(self, players: usize) -> String {
+        self.every.map_or_else(|| "0s".to_owned(), |every| format!("{}ms", every.as_millis() * players as u128))
+    }
+}
+
+/// These runs, by turns if they are several: the command, with this program for its ranks.
+fn run<const N: usize>(runs: [Run; N]) -> [Ran; N] {
+    let program = env::current_exe().expect("this program").display().to_string();
+    let places = runs.map(|_| Cli::new());
+    let [own, told] = ["own", "told"].map(|name| places.each_ref().map(|place| place.path().join(name)));
+    let command = |nth: usize| {
+        let run = runs[nth];
+        let (name, mode) = (PROGRAMS[run.program].name, serde_json::to_value(run.mode).expect("a word"));
+        let mode = mode.as_str().expect("a word");
+        let (ranks, every) = (run.ranks.to_string(), run.every(N));
+        let arguments = ["--json", "run-ranks", "--ranks", &ranks, "--every", &every, "--mode", mode, "--name", name, &program];
+        let mut command = places[nth].command(&arguments);
+        fs::create_dir(&own[nth]).expect("room for a directory");
+        command.env(PROGRAM, serde_json::to_string(&run).expect("plain values")).env(OWN, &own[nth]);
+        command.stdout(File::create(&told[nth]).expect("room for a file"));
+        command
+    };
+    let had = by_turns((0..N).map(command).collect()).expect("programs run");
+    std::array::from_fn(|nth| {
+        let told = fs::read_to_string(&told[nth]).expect("it was written");
+        assert!(had[nth].status.success(), "{:?}: {}: {told}", runs[nth], had[nth].status);
+        let ranks = fs::read_dir(&own[nth]).expect("it is there");
+        let ran = Ran {
+            seconds: had[nth].ran.as_secs_f64(),
+            worked: had[nth].worked,
+            own: ranks.map(|rank| number(&rank.expect("it is there").path())).sum(),
+            outcome: serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error} in {told}")),
+        };
+        ran.tell(runs[nth]);
+        ran
+    })
 }
 
 fn number(file: &Path) -> f64 {
     fs::read_to_string(file).expect("it was written").parse().expect("a number")
 }
 
+impl Ran {
+    fn checkpoints(&self) -> f64 {
+        self.outcome.checkpoints.len() as f64
+    }
+
+    fn tell(&self, run: Run) {
+        let how = run.every.map_or_else(|| "without".to_owned(), |every| format!("{:?}, every {:.1} s", run.mode, every.as_secs_f64()));
+        eprintln!(
+            "{}, {} ranks, {how}: {:.1} s, processors {:.2} s, of that own {:.2} s, {} checkpoints",
+            PROGRAMS[run.program].name,
+            run.ranks,
+            self.seconds,
+            self.worked,
+            self.own,
+            self.checkpoints()
+        );
+    }
+}
+
 impl Measured {
-    /// Runs it by turns without checkpoints and in these ways, until those without took enough.
-    fn new(name: &'static str, ranks: usize, length: Length, ways: &[Mode], enough: impl Fn(&[f64]) -> bool) -> Self {
-        let mut measured =
-            Self { name, every: Duration::ZERO, without: Way::default(), ways: ways.iter().map(|_| Way::default()).collect() };
-        while !enough(&measured.without.seconds) {
-            let alone = run(&mut measured.without, name, length, ranks, Mode::Consistent, None);
-            if measured.every.is_zero() {
-                measured.every = Duration::from_secs_f64(alone / (f64::from(CHECKPOINTS) + 0.5));
+    fn new(run: Run, every: Duration, ways: usize) -> Self {
+        Self { name: PROGRAMS[run.program].name, every, without: Vec::new(), ways: vec![Vec::new(); ways] }
+    }
+
+    fn interval(alone: &Ran) -> Duration {
+        Duration::from_secs_f64(alone.seconds / (f64::from(CHECKPOINTS) + 0.5))
+    }
+
+    /// One after another, without checkpoints and in each way.
+    fn in_all_ways(without: Run, trials: usize) -> Self {
+        let mut measured = Self::new(without, Duration::ZERO, WAYS.len());
+        for trial in 0..trials {
+            let [alone] = run([without]);
+            if trial == 0 {
+                measured.every = Self::interval(&alone);
             }
-            for (way, mode) in measured.ways.iter_mut().zip(ways) {
-                run(way, name, length, ranks, *mode, Some(measured.every));
+            measured.without.push(alone);
+            for (way, mode) in measured.ways.iter_mut().zip(WAYS) {
+                way.extend(run([Run { mode, every: Some(measured.every), ..without }]));
             }
         }
         measured
     }
 
+    /// Without checkpoints and with, by turns.
+    fn by_turns(without: Run, trials: usize) -> Self {
+        let [alone] = run([without]);
+        let mut measured = Self::new(without, Self::interval(&alone), 1);
+        let enough =
+            |so_far: &[Ran]| so_far.len() >= trials && so_far.iter().map(|ran| ran.seconds).sum::<f64>() >= TRIAL_S * trials as f64;
+        while !enough(&measured.without) {
+            let [without, with] = run([without, Run { every: Some(measured.every), ..without }]);
+            measured.without.push(without);
+            measured.ways[0].push(with);
+        }
+        measured
+    }
+
     fn alone(&self) -> f64 {
-        quantile(&self.without.seconds, 0.5)
+        median(&self.without, |ran| ran.seconds)
     }
 
     fn with(&self, way: usize) -> f64 {
-        quantile(&self.ways[way].seconds, 0.5)
+        median(&self.ways[way], |ran| ran.seconds)
     }
 
     fn overhead(&self, way: usize) -> f64 {
@@ -240,36 +312,35 @@ impl Measured {
 
     /// Of the processors: without, and with.
     fn worked(&self, way: usize) -> [f64; 2] {
-        [&self.without, &self.ways[way]].map(|way| quantile(&way.worked, 0.5))
+        [&self.without, &self.ways[way]].map(|runs| median(runs, |ran| ran.worked))
     }
 
-    /// The median of what a run with checkpoints makes of the run without that came before it: a host that grows slower meanwhile makes both slower.
-    fn of_pairs(&self, way: usize, figure: impl Fn(&Way, &Way, usize) -> f64) -> f64 {
-        let with = &self.ways[way];
-        let pairs = (0..with.worked.len()).map(|nth| figure(&self.without, with, nth));
+    /// The median of what a run with checkpoints makes of the run without that goes with it.
+    fn of_pairs(&self, figure: impl Fn(&Ran, &Ran) -> f64) -> f64 {
+        let pairs = self.without.iter().zip(&self.ways[0]).map(|(without, with)| figure(without, with));
         quantile(&pairs.collect::<Vec<_>>(), 0.5)
     }
 
     /// How much more processors' time it took with checkpoints, %.
     fn worked_more(&self) -> f64 {
-        self.of_pairs(0, |without, with, nth| (with.worked[nth] / without.worked[nth] - 1.0) * 100.0)
+        self.of_pairs(|without, with| (with.worked / without.worked - 1.0) * 100.0)
     }
 
-    /// Of that, what is not in the programs' own instructions, %. Of each run as a share of the own instructions, which are as many: a run in which the host is slower by a
-    /// tenth takes a tenth longer for both.
+    /// Of that, what is not in the programs' own instructions, %. Of each run as a share of the own instructions, which are as many.
     fn besides_more(&self) -> f64 {
-        let share = |way: &Way, nth: usize| way.worked[nth] / way.own[nth] - 1.0;
-        self.of_pairs(0, |without, with, nth| (share(with, nth) - share(without, nth)) * without.own[nth] / without.worked[nth] * 100.0)
+        let share = |ran: &Ran| ran.worked / ran.own - 1.0;
+        self.of_pairs(|without, with| (share(with) - share(without)) * without.own / without.worked * 100.0)
+    }
+
+    /// By how much longer one of these times was for each checkpoint, s.
+    fn each(&self, time: fn(&Ran) -> f64) -> f64 {
+        self.of_pairs(|without, with| (time(with) - time(without)) / with.checkpoints().max(1.0))
     }
 
     /// By how much runs without checkpoints differ in processors' time, %.
     fn noise(&self) -> f64 {
-        (quantile(&self.without.worked, 1.0) / quantile(&self.without.worked, 0.0) - 1.0) * 100.0
-    }
-
-    /// By how much longer one of these times was for each checkpoint, s.
-    fn each(&self, times: fn(&Way) -> &[f64]) -> f64 {
-        self.of_pairs(0, |without, with, nth| times(with)[nth] - times(without)[nth]) / self.count(0).max(1.0)
+        let worked = self.without.iter().map(|ran| ran.worked).collect::<Vec<_>>();
+        (quantile(&worked, 1.0) / quantile(&worked, 0.0) - 1.0) * 100.0
     }
 
     /// How much more processors' time it would be at the paper's interval if a checkpoint took so long of the processors, %.
@@ -279,41 +350,39 @@ impl Measured {
 
     /// How many checkpoints there were in the last run.
     fn count(&self, way: usize) -> f64 {
-        self.ways[way].last.as_ref().map_or(0, |outcome| outcome.checkpoints.len()) as f64
+        self.ways[way].last().map_or(0.0, Ran::checkpoints)
     }
 
     /// The mean over the checkpoints of the last run.
     fn mean(&self, way: usize, figure: impl Fn(&Taken) -> u64) -> f64 {
-        let taken = self.ways[way].last.as_ref().map_or(&[][..], |outcome| &outcome.checkpoints);
+        let taken = self.ways[way].last().map_or(&[][..], |ran| &ran.outcome.checkpoints);
         taken.iter().map(|taken| figure(taken) as f64).sum::<f64>() / taken.len().max(1) as f64
     }
+}
+
+fn median(runs: &[Ran], figure: impl Fn(&Ran) -> f64) -> f64 {
+    quantile(&runs.iter().map(figure).collect::<Vec<_>>(), 0.5)
 }
 
 /// What checkpoints cost a program in a run of a minute.
 struct Marked {
     minute: Measured,
-    /// Shorter runs, where they are.
-    seconds: Option<Measured>,
+    /// Shorter runs, where a checkpoint comes more often.
+    seconds: Measured,
 }
 
 impl Marked {
-    fn measure(sized: &Sized, ranks: usize, trials: usize) -> Self {
-        let enough = |so_far: &[f64]| so_far.len() >= trials && so_far.iter().sum::<f64>() >= TRIAL_S * trials as f64;
-        let runs = |length| Measured::new(sized.name, ranks, length, &WAYS[..1], enough);
-        Self { minute: runs(Length::Minute), seconds: (sized.tables != sized.marks).then(|| runs(Length::Seconds)) }
+    fn measure(run: impl Fn(Length) -> Run, trials: usize) -> Self {
+        let [minute, seconds] = [Length::Minute, Length::Seconds].map(|length| Measured::by_turns(run(length), trials));
+        Self { minute, seconds }
     }
 
-    /// Where a checkpoint comes most often.
-    fn often(&self) -> &Measured {
-        self.seconds.as_ref().unwrap_or(&self.minute)
-    }
-
-    /// Of the processors' time without checkpoints, %.
+    /// By how much the own instructions take longer, of the processors' time without checkpoints, %.
     fn own_more(&self) -> f64 {
-        self.often().each(|way| &way.own) * self.minute.count(0) / self.minute.worked(0)[0] * 100.0
+        self.seconds.each(|ran| ran.own) * self.minute.count(0) / self.minute.worked(0)[0] * 100.0
     }
 
-    /// How much more processors' time it takes with checkpoints, %.
+    /// How much more processors' time it takes with checkpoints, in two parts, %.
     fn more(&self) -> f64 {
         self.minute.besides_more() + self.own_more()
     }
@@ -347,7 +416,6 @@ fn marks(report: &mut Report, measured: &[Marked], ranks: usize, marked: bool) {
     let columns = [
         "interval (s)",
         "running time (s)",
-        "with (s)",
         "processors (s)",
         "with (s)",
         "whole runs (%)",
@@ -357,26 +425,22 @@ fn marks(report: &mut Report, measured: &[Marked], ranks: usize, marked: bool) {
         "besides (%)",
         "for a checkpoint (ms)",
         "written (MB)",
-        "blocked (ms)",
         "% if every 2 min",
     ];
     let row = |program: &Marked| {
         let minute = &program.minute;
         let [without, with] = minute.worked(0);
-        let [written, blocked] =
-            [|taken: &Taken| taken.written_bytes, |taken: &Taken| taken.blocked_ns].map(|figure| minute.mean(0, figure) / 1e6);
-        let times = [minute.every.as_secs_f64(), minute.alone(), minute.with(0), without, with];
-        let whole = [minute.worked_more(), minute.noise()];
+        let written = minute.mean(0, |taken| taken.written_bytes) / 1e6;
+        let times = [minute.every.as_secs_f64(), minute.alone(), without, with, minute.worked_more(), minute.noise()];
         let more = [program.more(), program.own_more(), minute.besides_more(), program.each() * 1e3];
-        times.into_iter().chain(whole).chain(more).chain([written, blocked, program.at_papers_interval()]).collect()
+        times.into_iter().chain(more).chain([written, program.at_papers_interval()]).collect()
     };
     table(report, "of a minute", ranks, &columns, measured.iter().map(|program| (program.minute.name, row(program))));
     let columns = ["interval (s)", "pairs of runs", "own instructions (s)", "more for a checkpoint (ms)", "written (MB)"];
     let row = |program: &Marked| {
-        let often = program.often();
-        let own = quantile(&often.without.own, 0.5);
-        let written = often.mean(0, |taken| taken.written_bytes) / 1e6;
-        vec![often.every.as_secs_f64(), often.without.own.len() as f64, own, often.each(|way| &way.own) * 1e3, written]
+        let often = &program.seconds;
+        let [own, written] = [median(&often.without, |ran| ran.own), often.mean(0, |taken| taken.written_bytes) / 1e6];
+        vec![often.every.as_secs_f64(), often.without.len() as f64, own, often.each(|ran| ran.own) * 1e3, written]
     };
     table(
         report,
@@ -418,7 +482,7 @@ fn tables(report: &mut Report, measured: &[Measured], ranks: usize) {
         &["interval (s)", "without (s)", "with (s)", "%", "for a checkpoint (ms)", "% if every 2 min"],
         &|program| {
             let [without, with] = program.worked(0);
-            let each = program.each(|way| &way.worked);
+            let each = program.each(|ran| ran.worked);
             let papers = program.at_papers_interval(each);
             vec![program.every.as_secs_f64(), without, with, program.worked_more(), each * 1e3, papers]
         },
@@ -456,8 +520,7 @@ fn tables(report: &mut Report, measured: &[Measured], ranks: usize) {
     });
     let columns = ["optimistic (%)", "consistent (%)", "checkpoints of a rank", "of all in the store at most", "garbage"];
     table("8", "increase of the running time", &columns, &|program| {
-        let outcome = program.ways[3].last.as_ref();
-        let garbage = outcome.and_then(|outcome| outcome.garbage).unwrap_or_default();
+        let garbage = program.ways[3].last().and_then(|ran| ran.outcome.garbage).unwrap_or_default();
         vec![program.overhead(3), program.overhead(0), program.count(3) / ranks as f64, garbage.most as f64, garbage.collected as f64]
     });
 }

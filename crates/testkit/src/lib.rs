@@ -4,6 +4,7 @@
 //! - [`bench`](mod@bench): an experiment in a scratch store, driven from inside the process
 //! - [`cli`]: the real program in a scratch store, as a user drives it
 //! - [`report`]: what benches print; [`measure`]: what else they share; [`rival`]: stock QEMU beside us
+//! - [`turns`]: programs by turns on one host
 //! - [`statistics`]: whether two samples are of one distribution
 //! - [`beats`]: what the guests' `beat` writes down
 //! - [`random`]: numbers that can be repeated
@@ -21,6 +22,7 @@ pub mod random;
 pub mod report;
 pub mod rival;
 pub mod statistics;
+pub mod turns;
 
 /// Says what is not tried on this host, past what holds a test's output back: `./test` repeats it at its end.
 #[macro_export]

@@ -15,7 +15,7 @@ use fermata_checkpoint::consistent::{Ccn, Rank};
 use fermata_linux::{clock::Stopwatch, lock::FileLock};
 use fermata_store::Store;
 use fermata_types::CheckpointId;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::{fmt, io, net::IpAddr, path::PathBuf, time::Duration};
 
 /// What to run, and how.
@@ -129,7 +129,7 @@ impl fmt::Display for Aborted {
 }
 
 /// Where all went back to, of checkpoints that each rank took by itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Line {
     /// The checkpoint of each rank, by rank; 0: its beginning.
     pub checkpoints: Vec<Ccn>,
@@ -138,7 +138,7 @@ pub struct Line {
 }
 
 /// A checkpoint that was taken, and what it cost.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taken {
     /// Whose it is, if each rank takes its own.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -166,7 +166,7 @@ pub struct Taken {
 }
 
 /// What came out of a run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
     /// What each rank had to say, by rank.
     pub answers: Vec<String>,
@@ -179,15 +179,15 @@ pub struct Outcome {
     /// How many were given up.
     pub aborted: u64,
     /// Which and why, each time.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aborted_reasons: Vec<String>,
     /// How often all went back.
     pub rollbacks: u64,
     /// Why, each time.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reasons: Vec<String>,
     /// Where to each time, if each rank took checkpoints by itself.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lines: Vec<Line>,
     /// What became of the checkpoints, if each rank took them by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -195,7 +195,7 @@ pub struct Outcome {
 }
 
 /// How many checkpoints there were of all ranks, where each took its own.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Garbage {
     /// So many were removed because the line to go back to had passed them.
     pub collected: u64,
