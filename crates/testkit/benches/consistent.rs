@@ -436,11 +436,13 @@ fn marks(report: &mut Report, measured: &[Marked], ranks: usize, marked: bool) {
         times.into_iter().chain(more).chain([written, program.at_papers_interval()]).collect()
     };
     table(report, "of a minute", ranks, &columns, measured.iter().map(|program| (program.minute.name, row(program))));
-    let columns = ["interval (s)", "pairs of runs", "own instructions (s)", "more for a checkpoint (ms)", "written (MB)"];
+    let columns =
+        ["interval (s)", "pairs of runs", "own (s)", "more for a checkpoint (ms)", "all processors, more for one (ms)", "written (MB)"];
     let row = |program: &Marked| {
         let often = &program.seconds;
         let [own, written] = [median(&often.without, |ran| ran.own), often.mean(0, |taken| taken.written_bytes) / 1e6];
-        vec![often.every.as_secs_f64(), often.without.len() as f64, own, often.each(|ran| ran.own) * 1e3, written]
+        let each = [|ran: &Ran| ran.own, |ran: &Ran| ran.worked].map(|time| often.each(time) * 1e3);
+        vec![often.every.as_secs_f64(), often.without.len() as f64, own, each[0], each[1], written]
     };
     table(
         report,
