@@ -19,8 +19,8 @@ use fermata_testkit::{
 };
 use serde::{Deserialize, Serialize};
 use std::{
-    env, fs,
-    fs::File,
+    env,
+    fs::{self, File},
     path::Path,
     process::{self, ExitCode},
     time::Duration,
@@ -63,7 +63,7 @@ struct Sized {
     program: Entry,
     /// So that it takes some seconds on two processors.
     tables: &'static [usize],
-    /// So that it takes a minute, or nearly.
+    /// So that it takes a minute, give or take a half of one.
     marks: &'static [usize],
 }
 
@@ -93,7 +93,6 @@ struct Run {
 }
 
 /// What a run was like.
-#[derive(Clone)]
 struct Ran {
     /// How long it ran, s.
     seconds: f64,
@@ -261,7 +260,7 @@ impl Ran {
 
 impl Measured {
     fn new(run: Run, every: Duration, ways: usize) -> Self {
-        Self { name: PROGRAMS[run.program].name, every, without: Vec::new(), ways: vec![Vec::new(); ways] }
+        Self { name: PROGRAMS[run.program].name, every, without: Vec::new(), ways: (0..ways).map(|_| Vec::new()).collect() }
     }
 
     fn interval(alone: &Ran) -> Duration {

@@ -37,14 +37,9 @@ const TICKS_PER_SECOND: f64 = 100.0;
 
 /// How long processors have worked for a process of ours, which may have ended if nobody has waited for it yet, and for those of its children that have ended, to a hundredth of
 /// a second (proc(5), `/proc/pid/stat`). On a host that others use, too, this says more of what something costs than a clock does.
-pub fn processor_seconds_of(pid: u32) -> f64 {
+pub fn processor_seconds(pid: u32) -> f64 {
     // Its own time as a user and in the kernel, and its children's.
     times_of(&format!("/proc/{pid}/stat"), 4)
-}
-
-/// The same for this process.
-pub fn processor_seconds() -> f64 {
-    processor_seconds_of(std::process::id())
 }
 
 /// How long a processor has worked for this thread outside of the kernel.

@@ -1,7 +1,7 @@
 //! Programs by turns on one host: what the host does meanwhile, such as growing slower for others that it serves, it does to each of them alike. Of runs one after
 //! another each meets another host.
 
-use crate::measure::processor_seconds_of;
+use crate::measure::processor_seconds;
 use fermata_linux::{
     clock::Stopwatch,
     signals::{continue_group, end_group, has_ended, on_termination, stop_group},
@@ -81,7 +81,7 @@ impl Player {
             return stop_group(&self.child);
         }
         // Before somebody asks how it ended, when the kernel forgets it.
-        let worked = processor_seconds_of(self.child.id());
+        let worked = processor_seconds(self.child.id());
         self.had = Some(Had { status: self.child.wait()?, ran: self.ran, worked });
         Ok(())
     }
